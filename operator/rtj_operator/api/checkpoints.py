@@ -1,0 +1,130 @@
+"""What the status keeps of checkpoints: those that are known, the one the present attempt starts from, and the run they lie in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from rtj_operator.api.base import ApiModel, Count, First, Line, Time, Uri, Word
+from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
+from trainer_runtime.contract.beat import Level
+
+
+class NewestCheckpoint(ApiModel):
+    """The newest verified checkpoint on the lineage."""
+
+    step: Count
+    """Its step."""
+    attempt: Count
+    """The attempt that wrote it."""
+    uri: Uri
+    """Its directory."""
+    manifest_sha256: Word
+    """SHA-256 of its manifest."""
+    verified_at: Time
+    """When the operator learned that every byte was read back and matched."""
+
+
+class CheckpointRecordStatus(ApiModel):
+    """One checkpoint that the operator knows. Its key is (step, attempt)."""
+
+    step: Count
+    """Its step."""
+    attempt: Count
+    """The attempt that wrote it."""
+    uri: Uri
+    """Its directory."""
+    manifest_sha256: Word
+    """SHA-256 of its manifest."""
+    level: Level
+    """committed: its manifest exists; verified: every byte was read back and matched."""
+    tier: Word = "store"
+    """Where the copy lies."""
+    verified_at: Time | None = None
+    """When it became verified."""
+    abandoned: bool = False
+    """It left the lineage by a rollback or a fresh start; it is never chosen."""
+    quarantined: Line | None = None
+    """Why it is never chosen: damaged, missing, or reported with two digests."""
+    deleting: bool = False
+    """Retention may delete it; it is never chosen."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether an attempt may resume from it once it is verified: on the lineage, not quarantined, not being deleted."""
+        return not self.abandoned and self.quarantined is None and not self.deleting
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether every byte was read back and matched."""
+        return self.level is Level.VERIFIED
+
+
+class AttemptResume(ApiModel):
+    """The checkpoint the present attempt starts from; it never changes within an attempt."""
+
+    step: Count
+    """Its step."""
+    attempt: Count
+    """The attempt that wrote it."""
+    uri: Uri
+    """Its directory."""
+    manifest_sha256: Word
+    """SHA-256 of its manifest."""
+    mode: ResumeMode = ResumeMode.STRICT
+    """Strict: everything, bit for bit. WarmStart: weights only."""
+
+    def to_contract(self) -> ResumePoint:
+        """Return it as workers get it."""
+        return ResumePoint(step=self.step, attempt=self.attempt, uri=self.uri, manifest_sha256=self.manifest_sha256, mode=self.mode)
+
+
+class AttemptSettings(ApiModel):
+    """What the spec asked of the workers when the present attempt began; a later change acts at the next attempt."""
+
+    save_every_steps: Count | None = None
+    """spec.checkpoint.every.steps."""
+    save_every_seconds: Count | None = None
+    """spec.checkpoint.every.seconds."""
+    keep_last: Count = 5
+    """spec.checkpoint.keep.last."""
+    keep_every_steps: Count | None = None
+    """spec.checkpoint.keep.everySteps."""
+    start_seconds: Count = 1800
+    """spec.recovery.startSeconds."""
+
+
+class ResumedFrom(ApiModel):
+    """The checkpoint that the last resume used."""
+
+    step: Count
+    """Its step."""
+    attempt: Count
+    """The attempt that wrote it."""
+
+
+class AttemptStart(ApiModel):
+    """Where one attempt started on the lineage."""
+
+    attempt: Count
+    """The attempt."""
+    step: Count | None = None
+    """The step it resumed from; absent: it started from nothing."""
+    fenced: bool = False
+    """Whether its fence is known to stand in the store; an attempt without one abandons nothing."""
+
+
+MAX_STARTS: Final = 32
+"""Attempts whose start is remembered; far more than can have left a checkpoint that is still known."""
+
+
+class RunStatus(ApiModel):
+    """The run's directory as far as the operator knows it."""
+
+    fence: Count | None = None
+    """Highest fence that a worker of this job reported."""
+    taken_over_from: Word | None = None
+    """Uid of the dead job whose run this one took over, once."""
+    start_fresh_used_by: Word | None = None
+    """Uid of the job that used spec.checkpoint.startFresh; it acts once per uid."""
+    starts: Annotated[tuple[AttemptStart, ...], First(MAX_STARTS)] = ()
+    """Where attempts started, oldest first; what an attempt wrote above the start of a later one left the lineage."""

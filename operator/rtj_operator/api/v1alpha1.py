@@ -1,0 +1,53 @@
+"""The models of rtj.dev/v1alpha1 under one name. The CRD is generated from them (`api.crd`)."""
+
+from __future__ import annotations
+
+from rtj_operator.api.checkpoints import (
+    AttemptResume,
+    AttemptSettings,
+    AttemptStart,
+    CheckpointRecordStatus,
+    NewestCheckpoint,
+    ResumedFrom,
+    RunStatus,
+)
+from rtj_operator.api.conditions import Condition, ConditionStatus, ConditionType
+from rtj_operator.api.incidents import BudgetBucket, Charge, Confidence, EvidenceStatus, ExcludedNode, Failure, Restarts
+from rtj_operator.api.job import Job
+from rtj_operator.api.spec import Budgets, Checkpoint, Every, JobSpec, Keep, NodeRemediation, Recovery
+from rtj_operator.api.status import Ending, JobPhase, JobStatus, Launch, Progress, StopReason, Workers
+
+__all__ = [
+    "AttemptResume",
+    "AttemptSettings",
+    "AttemptStart",
+    "BudgetBucket",
+    "Budgets",
+    "Charge",
+    "Checkpoint",
+    "CheckpointRecordStatus",
+    "Condition",
+    "ConditionStatus",
+    "ConditionType",
+    "Confidence",
+    "Ending",
+    "Every",
+    "EvidenceStatus",
+    "ExcludedNode",
+    "Failure",
+    "Job",
+    "JobPhase",
+    "JobSpec",
+    "JobStatus",
+    "Keep",
+    "Launch",
+    "NewestCheckpoint",
+    "NodeRemediation",
+    "Progress",
+    "Recovery",
+    "Restarts",
+    "ResumedFrom",
+    "RunStatus",
+    "StopReason",
+    "Workers",
+]

@@ -1,0 +1,51 @@
+"""A worker's orders come from spec and status alone; two attempts never meet, two workers never differ."""
+
+from __future__ import annotations
+
+import pytest
+from rtj_operator.api.v1alpha1 import AttemptResume, Job, JobStatus
+from rtj_operator.build.assignment import assignment_for, attempt_settings
+from rtj_operator.build.errors import UnusableSpec
+from rtj_operator.build.rendezvous import FIRST_PORT, PORTS, rendezvous_for
+
+from tests.api.jobs import stored
+from trainer_runtime.contract.assignment import Keep, ResumePoint, SaveEvery
+
+STATUS = JobStatus(attempt=5, gang=3)
+
+
+def test_an_in_place_restart_keeps_the_hosts_and_changes_port_and_id() -> None:
+    before = rendezvous_for("ml", "gpt", "0f3c9a52-1111", 3, 4)
+    after = rendezvous_for("ml", "gpt", "0f3c9a52-1111", 3, 5)
+    assert before.master_addr == after.master_addr == "gpt-3-0.gpt.ml.svc"
+    assert (before.master_port, after.master_port) == (29004, 29005)
+    assert (before.run_id, after.run_id) == ("0f3c9a52-4", "0f3c9a52-5")
+
+
+def test_ports_stay_below_node_ports_and_ephemeral_ports() -> None:
+    ports = {rendezvous_for("ml", "gpt", "u", 1, attempt).master_port for attempt in range(1, 3000)}
+    assert (min(ports), max(ports)) == (FIRST_PORT, FIRST_PORT + PORTS - 1)
+    assert max(ports) < 30_000
+
+
+def test_the_resume_point_is_the_one_of_the_status() -> None:
+    resume = AttemptResume(step=1500, attempt=3, uri="file:///c/ml.gpt/steps/x", manifest_sha256="d" * 64)
+    assignment = assignment_for(Job.parse(stored()), 1, STATUS.evolve(resume_point=resume))
+    assert assignment.resume == ResumePoint(1500, 3, "file:///c/ml.gpt/steps/x", "d" * 64)
+    assert (assignment.attempt, assignment.worker_index, assignment.workers, assignment.start_fresh) == (5, 1, 3, False)
+
+
+def test_a_changed_spec_acts_at_the_next_attempt() -> None:
+    first = Job.parse(stored({"spec.checkpoint.every": {"steps": 100}}))
+    assert first.spec is not None
+    status = STATUS.evolve(attempt_settings=attempt_settings(first.spec))
+    changed = Job.parse(stored({"spec.checkpoint.every": {"seconds": 60}, "spec.checkpoint.keep": {"last": 2, "everySteps": 50}}))
+    assert changed.spec is not None
+    assert assignment_for(changed, 0, status).settings.save_every == SaveEvery(steps=100)
+    after = assignment_for(changed, 0, status.evolve(attempt_settings=attempt_settings(changed.spec))).settings
+    assert (after.save_every, after.keep) == (SaveEvery(seconds=60.0), Keep(last=2, every_steps=50))
+
+
+def test_a_spec_that_cannot_be_used_says_why() -> None:
+    with pytest.raises(UnusableSpec, match=r"spec\.workers"):
+        assignment_for(Job.parse(stored({"spec.workers": 0})), 0, STATUS)

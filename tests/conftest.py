@@ -1,0 +1,30 @@
+"""A real API server for the tests marked ``api``: one per session, on loopback, with the CRD in it. Tests keep apart by namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.build import build
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.tools import API_TOOLS
+
+CRD = Path(__file__).resolve().parents[1] / "crds" / "rtj.dev_resilienttrainingjobs.yaml"
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Yield a running kube-apiserver and etcd that know ResilientTrainingJobs. Without controllers there are no service accounts, so
+    pods are accepted without one."""
+    plane = ControlPlane.create(
+        tmp_path_factory.mktemp("control-plane"), build(API_TOOLS), api_flags=("--disable-admission-plugins=ServiceAccount",)
+    )
+    try:
+        plane.start()
+        plane.kubectl("create", "-f", str(CRD))
+        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/resilienttrainingjobs.rtj.dev")
+        yield plane
+    finally:
+        plane.stop()
