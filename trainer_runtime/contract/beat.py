@@ -61,6 +61,8 @@ class CheckpointRecord:
     manifest_sha256: str
     level: Level
     tier: str = "store"
+    abandoned: bool = False
+    """In an inventory: the fences say that it left the lineage. It is told so that the run is not taken for empty, and is never chosen."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import math
 import types
@@ -37,7 +38,7 @@ def check_version(version: str) -> None:
 def to_jsonable(value: Any) -> Any:
     """Turn a contract value into plain JSON types. ``None`` fields are kept, so that a reader sees every field once."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: to_jsonable(getattr(value, name)) for name in _field_names(type(value))}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, (tuple, list)):
@@ -105,9 +106,9 @@ def _read_optional(kind: Any, data: Any, path: str) -> Any:
     raise ContractError(f"{path}: {data!r} is not one of {[member.__name__ for member in members]}")
 
 
-def _read_dataclass(kind: type[Any], data: Any, path: str) -> Any:
+def _read_dataclass(kind: Any, data: Any, path: str) -> Any:
     _expect(isinstance(data, dict), path, data, "an object")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     if "version" in hints:
         check_version(str(data.get("version", "")))
     values: dict[str, Any] = {}
@@ -137,6 +138,17 @@ def _read_scalar(kind: Any, data: Any, path: str) -> Any:
         _expect(isinstance(data, kind), path, data, f"a {kind.__name__}")
         return data
     raise ContractError(f"{path}: {kind!r} is not a contract type")
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """Resolving annotations compiles them; a rank index has ten thousands of entries of the same two types."""
+    return typing.get_type_hints(kind)
+
+
+@functools.cache
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _expect(holds: bool, path: str, data: Any, wanted: str) -> None:

@@ -1,0 +1,37 @@
+"""Causes that only the operator can see. Everything a log line, an Xid or an exit can say is in `trainer_runtime.signals.fault_classes`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trainer_runtime.signals.fault_classes import (
+    CHECKPOINT_DAMAGED,
+    CONFIG_ERROR,
+    CUDA_ILLEGAL_ACCESS,
+    CUDA_OOM,
+    DEVICE_ASSERT,
+    FENCED,
+    GPU_APP_FAULT,
+    HOST_OOM,
+    IMAGE_PULL,
+    RESUME_REFUSED,
+)
+
+BAD_CONFIGURATION: Final = "bad_configuration"
+"""A worker says that its configuration cannot be used (exit 78)."""
+STORE_UNAVAILABLE: Final = "store_unavailable"
+"""A worker cannot reach the store, or it is not the store of this run (exit 81)."""
+STUCK_POD: Final = "stuck_pod"
+"""A pod of a Ready node that does not end."""
+NOT_ENDED: Final = "not_ended"
+"""Worker 0 is done and others neither reported done nor ended."""
+PARTLY_SCHEDULED: Final = "partly_scheduled"
+SUPERSEDED: Final = "superseded"
+"""The store or the cluster knows more than the status did: a newer checkpoint, a higher fence or attempt."""
+
+STATED: Final = frozenset({RESUME_REFUSED, BAD_CONFIGURATION, FENCED, CHECKPOINT_DAMAGED, STORE_UNAVAILABLE, STUCK_POD, NOT_ENDED})
+"""What a worker or the operator says outright: nothing has to be inferred, and nobody's stop can cause it."""
+MEMORY: Final = frozenset({HOST_OOM, CUDA_OOM})
+PROGRAM_ON_DEVICE: Final = frozenset({GPU_APP_FAULT, CUDA_ILLEGAL_ACCESS, DEVICE_ASSERT})
+STARTUP: Final = frozenset({IMAGE_PULL, CONFIG_ERROR, BAD_CONFIGURATION})
+"""The container or its configuration cannot be used."""

@@ -1,0 +1,114 @@
+"""What beats and pods add to the status whatever else happens: checkpoints, fences, who is done, progress.
+
+Facts about checkpoints are taken from any attempt, because a checkpoint is what it is; everything else only from the present attempt.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from rtj_operator.api.v1alpha1 import JobStatus, Progress, StopReason
+from rtj_operator.decide import ledger, node_policy
+from rtj_operator.decide.observation import Observation, WorkerBeat
+from rtj_operator.decide.policy import Policy
+from rtj_operator.decide.workers import Worker, highest_known_attempt
+from trainer_runtime.contract.beat import Beat, CheckpointRecord, Phase
+
+_TRAINING: Final = frozenset(phase.value for phase in (Phase.TRAIN, Phase.SAVE, Phase.EVAL))
+
+UNKNOWN_OWNER: Final = "unknown"
+"""Stands for the job of a fence that was made outside a cluster."""
+
+
+def learn(status: JobStatus, observation: Observation, workers: tuple[Worker, ...], now: datetime, policy: Policy) -> JobStatus:
+    """Return the status with everything this observation teaches."""
+    job = observation.job
+    status = ledger.merge(status, (*observation.store.records, *_inventory(observation)), job.run, now)
+    status = _with_lost_attempts(_with_fences(status, workers, job.uid), observation)
+    proposals = [proposal for worker in workers if worker.index == 0 and worker.beat for proposal in worker.beat.beat.delete_proposals]
+    status = ledger.mark_deleting(ledger.refreshed(status, now), proposals, job.run, now)
+    status = status.evolve(excluded_nodes=node_policy.refreshed(status.excluded_nodes, job, observation.nodes, now))
+    if workers and status.seen_gang != status.gang and all(worker.pod is not None for worker in workers):
+        status = status.evolve(seen_gang=status.gang)
+    if status.stop_reason not in (StopReason.INCIDENT, StopReason.SUPERSEDED):
+        status = _with_done(status, workers, now)
+    return _with_progress(status, workers, policy)
+
+
+def hold_beat(workers: tuple[Worker, ...]) -> Beat | None:
+    """Return worker 0's beat of this attempt while it holds before its fence; None when it does not."""
+    beat = workers[0].beat if workers else None
+    return beat.beat if beat is not None and beat.beat.phase is Phase.HOLD else None
+
+
+def fence_owner(beat: Beat) -> str | None:
+    """Return the job uid on the highest fence that a holding worker sees; None without a fence, ``unknown`` for a fence without one."""
+    return (beat.fence_job_uid or UNKNOWN_OWNER) if beat.highest_fence is not None else None
+
+
+def _inventory(observation: Observation) -> tuple[CheckpointRecord, ...]:
+    """What a holding worker of this job sees in the store; from any attempt, because the store is one."""
+    return tuple(record for beat in observation.beats.values() if beat.beat.phase is Phase.HOLD for record in beat.beat.inventory)
+
+
+def _with_fences(status: JobStatus, workers: tuple[Worker, ...], job_uid: str) -> JobStatus:
+    """A worker that is past its start, or a checkpoint of this attempt, proves that the attempt's fence stands."""
+    is_past_start = any(worker.trains or worker.is_done for worker in workers)
+    has_committed = any(record.attempt == status.attempt for record in status.checkpoints)
+    if status.attempt > 0 and (is_past_start or has_committed) and _is_unfenced(status):
+        status = ledger.with_fence(status, status.attempt)
+        if status.starts_fresh:
+            status = status.evolve(run=status.run.evolve(start_fresh_used_by=job_uid))
+    seen = [beat.highest_fence for beat in (hold_beat(workers),) if beat is not None and beat.highest_fence is not None]
+    if seen and max(seen) > (status.run.fence or 0):
+        status = status.evolve(run=status.run.evolve(fence=max(seen)))
+    return status
+
+
+def _with_lost_attempts(status: JobStatus, observation: Observation) -> JobStatus:
+    """Pods or beats of a higher attempt than the status knows mean that a status was lost: no number is used twice."""
+    known = highest_known_attempt(observation)
+    if known <= status.attempt or known <= (status.run.fence or 0):
+        return status
+    return status.evolve(run=status.run.evolve(fence=known))
+
+
+def _is_unfenced(status: JobStatus) -> bool:
+    return any(start.attempt == status.attempt and not start.fenced for start in status.run.starts)
+
+
+def _with_done(status: JobStatus, workers: tuple[Worker, ...], now: datetime) -> JobStatus:
+    done = tuple(worker.index for worker in workers if worker.is_done)
+    if done == status.done_workers:
+        return status
+    since = status.done_since or (now if 0 in done or len(done) == len(workers) else None)
+    return status.evolve(done_workers=done, done_since=since)
+
+
+def _with_progress(status: JobStatus, workers: tuple[Worker, ...], policy: Policy) -> JobStatus:
+    """Take over what the most advanced worker reports: at once when it begins or ends to train, else at most every ``progress_seconds``."""
+    beats = [worker.beat for worker in workers if worker.beat is not None]
+    if not beats:
+        return status
+    newest = max(beats, key=lambda beat: (beat.beat.step if beat.beat.step is not None else -1, -beat.beat.worker_index))
+    before, after = status.progress, _progress(newest)
+    is_recent = (
+        before is not None
+        and before.reported_at is not None
+        and newest.received_at - before.reported_at < timedelta(seconds=policy.progress_seconds)
+    )
+    is_news = before is None or (before.phase in _TRAINING) != (after.phase in _TRAINING)
+    return status if is_recent and not is_news else status.evolve(progress=after)
+
+
+def _progress(newest: WorkerBeat) -> Progress:
+    beat = newest.beat
+    return Progress(
+        step=beat.step,
+        epoch=beat.epoch,
+        phase=beat.phase.value,
+        loss=beat.loss,
+        step_seconds=beat.step_seconds,
+        reported_at=newest.received_at,
+    )

@@ -1,0 +1,128 @@
+"""What the status knows about checkpoints: records merged, quarantine, abandonment, retention's marks.
+
+A record's key is (step, attempt). It never becomes less than it was: verified stays verified, abandoned and quarantined stay so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from rtj_operator.api.status_size import newest_known
+from rtj_operator.api.v1alpha1 import AttemptStart, CheckpointRecordStatus, JobStatus, NewestCheckpoint
+from rtj_operator.decide.resume_choice import newest_verified
+from trainer_runtime.contract.beat import CheckpointRecord, Level, RecordKey
+
+PROTECTED_GOOD: Final = 2
+"""The newest good ones that retention may never take, whatever a worker proposes."""
+MAX_STARTS: Final = 32
+"""Starts that are remembered: a worker that is that many attempts behind has long lost its fence."""
+
+
+def merge(status: JobStatus, records: Iterable[CheckpointRecord], run: str, now: datetime) -> JobStatus:
+    """Return the status with these records taken in. Records of other runs are not ours to know."""
+    known = {(record.step, record.attempt): record for record in status.checkpoints}
+    for record in records:
+        if record.run == run:
+            key = (record.step, record.attempt)
+            known[key] = _merged(known.get(key), record, now)
+    return refreshed(status.evolve(checkpoints=tuple(known.values())), now)
+
+
+def refreshed(status: JobStatus, now: datetime) -> JobStatus:
+    """Return the status with everything derived from its records brought up to date: abandonment, the bounds, newest, high water."""
+    records = [
+        record if record.abandoned or not is_abandoned(record, status.run.starts) else record.evolve(abandoned=True)
+        for record in status.checkpoints
+    ]
+    resumed = (status.resume_point.step, status.resume_point.attempt) if status.resume_point is not None else None
+    kept = newest_known(records, resumed)
+    newest = newest_verified(kept)
+    status = status.evolve(checkpoints=kept, checkpoint=_newest(newest, now) if newest is not None else None)
+    if newest is None or (status.high_water_step is not None and newest.step <= status.high_water_step):
+        return status
+    return status.evolve(high_water_step=newest.step, no_progress_count=0, unknown_count=0, retry_count=0)
+
+
+def is_abandoned(record: CheckpointRecordStatus, starts: Iterable[AttemptStart]) -> bool:
+    """Say whether a later attempt started below this checkpoint: it left the lineage. An attempt without a fence abandons nothing."""
+    later = [start for start in starts if start.fenced and start.attempt > record.attempt]
+    return any(start.step is None or start.step < record.step for start in later)
+
+
+def with_start(starts: Iterable[AttemptStart], start: AttemptStart) -> tuple[AttemptStart, ...]:
+    """Return the starts with one more. One that was never fenced means nothing once a later attempt exists, and the oldest go."""
+    kept = [earlier for earlier in starts if earlier.fenced and earlier.attempt < start.attempt]
+    return (*kept[-(MAX_STARTS - 1) :], start)
+
+
+def with_fence(status: JobStatus, attempt: int) -> JobStatus:
+    """Return the status with the fence of that attempt known to stand; what it abandons is abandoned by the next `refreshed`."""
+    starts = tuple(start.evolve(fenced=True) if start.attempt == attempt else start for start in status.run.starts)
+    return status.evolve(run=status.run.evolve(starts=starts, fence=max(status.run.fence or 0, attempt)))
+
+
+def quarantine(status: JobStatus, step: int, attempt: int, reason: str, now: datetime) -> JobStatus:
+    """Return the status in which that checkpoint is never chosen again."""
+    records = tuple(
+        record.evolve(quarantined=record.quarantined or reason) if (record.step, record.attempt) == (step, attempt) else record
+        for record in status.checkpoints
+    )
+    return refreshed(status.evolve(checkpoints=records), now)
+
+
+def mark_deleting(status: JobStatus, proposals: Iterable[RecordKey], run: str, now: datetime) -> JobStatus:
+    """Return the status in which retention's proposals may never be chosen again, so that deleting them can be granted.
+
+    The newest good ones and the present resume point are kept whatever was proposed.
+    """
+    wanted = {(proposal.step, proposal.attempt) for proposal in proposals if proposal.run == run}
+    if not wanted:
+        return status
+    good = [record for record in status.checkpoints if record.is_good and record.is_verified]
+    protected = {(record.step, record.attempt) for record in sorted(good, key=_key, reverse=True)[:PROTECTED_GOOD]}
+    if status.resume_point is not None:
+        protected.add((status.resume_point.step, status.resume_point.attempt))
+    records = tuple(
+        record.evolve(deleting=True) if _key(record) in wanted - protected and not record.deleting else record
+        for record in status.checkpoints
+    )
+    return refreshed(status.evolve(checkpoints=records), now)
+
+
+def _key(record: CheckpointRecordStatus) -> tuple[int, int]:
+    return (record.step, record.attempt)
+
+
+def _merged(before: CheckpointRecordStatus | None, record: CheckpointRecord, now: datetime) -> CheckpointRecordStatus:
+    verified_at = now if record.level is Level.VERIFIED else None
+    if before is None:
+        return CheckpointRecordStatus(
+            step=record.step,
+            attempt=record.attempt,
+            uri=record.uri,
+            manifest_sha256=record.manifest_sha256,
+            level=record.level,
+            tier=record.tier,
+            verified_at=verified_at,
+            abandoned=record.abandoned,
+        )
+    if record.abandoned and not before.abandoned:
+        before = before.evolve(abandoned=True)
+    if before.manifest_sha256 != record.manifest_sha256:
+        reason = f"disagreement: reported with manifest {before.manifest_sha256[:12]} and {record.manifest_sha256[:12]}"
+        return before.evolve(quarantined=before.quarantined or reason)
+    if record.level is Level.VERIFIED and not before.is_verified:
+        return before.evolve(level=Level.VERIFIED, verified_at=verified_at)
+    return before
+
+
+def _newest(record: CheckpointRecordStatus, now: datetime) -> NewestCheckpoint:
+    return NewestCheckpoint(
+        step=record.step,
+        attempt=record.attempt,
+        uri=record.uri,
+        manifest_sha256=record.manifest_sha256,
+        verified_at=record.verified_at or now,
+    )

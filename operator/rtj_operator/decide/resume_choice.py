@@ -1,0 +1,56 @@
+"""Which checkpoint the next attempt starts from. Never from nothing while any committed one is known, unless the user said so.
+
+It knows nothing of attempts under way: it is asked only when no rank runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rtj_operator.api.v1alpha1 import AttemptResume, CheckpointRecordStatus, JobStatus
+
+
+@dataclass(frozen=True)
+class ResumeChoice:
+    """The outcome: a resume point, a fresh start by wish, a start in an empty run, or nothing that could be used."""
+
+    point: AttemptResume | None = None
+    starts_fresh: bool = False
+    problem: str = ""
+    """Why the job cannot go on: checkpoints were committed and none can be used."""
+
+
+def choose_resume(status: JobStatus, start_fresh: bool, job_uid: str) -> ResumeChoice:
+    """Choose for the attempt after ``status``. ``start_fresh`` is the spec's wish; it acts once per job uid."""
+    if start_fresh and status.run.start_fresh_used_by != job_uid:
+        return ResumeChoice(starts_fresh=True)
+    usable = newest_verified(status.checkpoints) or newest_committed(status.checkpoints)
+    if usable is not None:
+        return ResumeChoice(point=resume_point(usable))
+    lost = [record for record in status.checkpoints if not record.abandoned and not record.deleting]
+    if lost:
+        named = "; ".join(f"step {record.step} of attempt {record.attempt}: {record.quarantined}" for record in lost[:5])
+        return ResumeChoice(problem=f"every checkpoint of the run is quarantined: {named}")
+    # Nothing was ever committed on the lineage. What left it may still lie in the directory, and the worker must not take it for lost work.
+    has_left = any(record.abandoned for record in status.checkpoints)
+    return ResumeChoice(starts_fresh=has_left or status.run.start_fresh_used_by == job_uid)
+
+
+def newest_verified(records: Iterable[CheckpointRecordStatus]) -> CheckpointRecordStatus | None:
+    """Return the newest verified checkpoint on the lineage that is neither quarantined nor being deleted."""
+    return _newest(record for record in records if record.is_good and record.is_verified)
+
+
+def newest_committed(records: Iterable[CheckpointRecordStatus]) -> CheckpointRecordStatus | None:
+    """Return the newest one whatever is proven: restore verifies every byte before it is used, so the worst is one more attempt."""
+    return _newest(record for record in records if record.is_good)
+
+
+def resume_point(record: CheckpointRecordStatus) -> AttemptResume:
+    """Return a record as the point an attempt starts from."""
+    return AttemptResume(step=record.step, attempt=record.attempt, uri=record.uri, manifest_sha256=record.manifest_sha256)
+
+
+def _newest(records: Iterable[CheckpointRecordStatus]) -> CheckpointRecordStatus | None:
+    return max(records, key=lambda record: (record.step, record.attempt), default=None)

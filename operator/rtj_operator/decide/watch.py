@@ -1,0 +1,164 @@
+"""Whether something is wrong with the present attempt: a failure to record, or a better start that supersedes it.
+
+Questions only. What is done about it is in `incident` and `stopping`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from rtj_operator.api.v1alpha1 import Job, JobStatus
+from rtj_operator.decide import causes, ledger
+from rtj_operator.decide.attribution import Topology, Verdict, attribute
+from rtj_operator.decide.case import Case
+from rtj_operator.decide.evidence import collect
+from rtj_operator.decide.learn import hold_beat
+from rtj_operator.decide.liveness import lost_at
+from rtj_operator.decide.node_conditions import bad_conditions
+from rtj_operator.decide.observation import Observation
+from rtj_operator.decide.policy import Policy
+from rtj_operator.decide.resume_choice import choose_resume
+from rtj_operator.decide.startup import gives_up_at
+from rtj_operator.decide.workers import Worker, highest_known_attempt
+from trainer_runtime.contract.beat import Beat
+from trainer_runtime.contract.evidence import Evidence, Source, Strength
+from trainer_runtime.signals import fault_classes as classes
+
+
+@dataclass(frozen=True)
+class Superseding:
+    """Why another attempt must replace the present one although nothing failed."""
+
+    cause: str
+    why: str
+    waits: bool = False
+    """Whether the next attempt waits with a growing backoff."""
+
+
+def failure_times(observation: Observation, status: JobStatus, workers: Sequence[Worker], now: datetime, policy: Policy) -> list[datetime]:
+    """Return when each trouble of the attempt counts, or will count if nothing changes. One that is due is an incident."""
+    times: list[datetime] = []
+    for worker in workers:
+        if worker.has_failed and 0 not in status.done_workers:
+            times.append(gives_up_at(worker, workers, policy) or now)
+        elif (at := gives_up_at(worker, workers, policy)) is not None:
+            times.append(at)
+        if _reports_machine_fault(worker, observation, status, policy):
+            times.append(now)
+        times += [at for at in (lost_at(worker, observation, now, policy), stuck_at(worker, observation, policy)) if at is not None]
+    unfinished = [worker for worker in workers if not (worker.is_done or worker.has_ended)]
+    if status.done_since is not None and unfinished:
+        times.append(status.done_since + timedelta(seconds=policy.done_grace_seconds))
+    return times
+
+
+def stuck_at(worker: Worker, observation: Observation, policy: Policy) -> datetime | None:
+    """Return when a pod that is being deleted on a Ready node counts as stuck; None when that does not apply."""
+    spec, pod = observation.job.spec, worker.pod
+    if spec is None or pod is None or pod.terminal or pod.deleting_since is None:
+        return None
+    if observation.nodes and (worker.node is None or not worker.node.is_ready):
+        return None
+    return pod.deleting_since + timedelta(seconds=spec.recovery.termination_seconds + policy.stuck_pod_seconds)
+
+
+def case_of(observation: Observation, status: JobStatus, workers: tuple[Worker, ...], now: datetime, policy: Policy) -> Case:
+    """Return what the decision table judges: all evidence of the attempt, attributed."""
+    spec = observation.job.spec
+    assert spec is not None
+    own = _own_findings(observation, status, workers, now, policy)
+    stuck = {item.worker for item in own if item.fault_class == causes.STUCK_POD}
+    seen = collect(observation, workers, now, policy)
+    # a pod that does not end is no longer just one that was taken away
+    evidence = [*own, *(item for item in seen if item.worker not in stuck or item.fault_class != classes.PREEMPTED)]
+    ends = [worker.ended.finished_at for worker in workers if worker.has_failed and worker.ended is not None]
+    topology = Topology(
+        attempt=status.attempt,
+        workers=spec.workers,
+        procs_per_worker=spec.ranks_per_worker,
+        first_failed_at=min((at.timestamp() for at in ends if at is not None), default=None),
+        stopping_since=status.stopping_since.timestamp() if status.stopping_since is not None else None,
+        grace_seconds=float(spec.recovery.termination_seconds),
+        nodes={worker.index: worker.node_name for worker in workers if worker.node_name is not None},
+    )
+    verdict: Verdict = attribute(evidence, topology, now)
+    return Case(observation.job, spec, verdict, workers, observation.live_job_uids, policy)
+
+
+def find_superseding(
+    observation: Observation, status: JobStatus, workers: tuple[Worker, ...], now: datetime, policy: Policy
+) -> Superseding | None:
+    """Return why the present attempt must be replaced: the cluster or the store knows more than the status did, or it holds half a gang."""
+    known = highest_known_attempt(observation)
+    if known > status.attempt:
+        return Superseding(causes.SUPERSEDED, f"attempt {known} of this job exists already")
+    beat = hold_beat(workers)
+    news = hold_news(status, beat, observation.job, now) if beat is not None else ""
+    if news:
+        return Superseding(causes.SUPERSEDED, news)
+    due = partly_scheduled_at(status, workers, policy)
+    if due is not None and due <= now:
+        placed = sum(1 for worker in workers if worker.node_name is not None)
+        return Superseding(causes.PARTLY_SCHEDULED, f"only {placed} of {len(workers)} workers found a node", waits=True)
+    return None
+
+
+def hold_news(status: JobStatus, beat: Beat, job: Job, now: datetime) -> str:
+    """Return what a holding worker 0 sees that makes its assignment out of date; an empty text when it may go on."""
+    if beat.highest_fence is not None and beat.highest_fence >= status.attempt:
+        return f"fence {beat.highest_fence} stands in the run"
+    if status.starts_fresh:
+        return ""
+    known = ledger.merge(status, beat.inventory, job.run, now)
+    better = choose_resume(known, False, job.uid).point
+    if better is None or (status.resume_point is not None and better.step <= status.resume_point.step):
+        return ""
+    return f"the store holds step {better.step} of attempt {better.attempt}"
+
+
+def partly_scheduled_at(status: JobStatus, workers: Sequence[Worker], policy: Policy) -> datetime | None:
+    """Return when a gang that holds some nodes and waits for others gives them back; None when it is whole or holds nothing."""
+    placed = sum(1 for worker in workers if worker.node_name is not None)
+    is_split = 0 < placed < len(workers) and not any(worker.is_missing for worker in workers)
+    if not is_split or status.attempt_started_at is None:
+        return None
+    return status.attempt_started_at + timedelta(seconds=policy.partly_scheduled_seconds)
+
+
+def _reports_machine_fault(worker: Worker, observation: Observation, status: JobStatus, policy: Policy) -> bool:
+    """Whether a machine fault is known while the worker still runs. A condition that this job was moved for before must be a new one."""
+    if worker.is_done or worker.has_ended or status.attempt_started_at is None:
+        return False
+    if worker.beat is not None and any(
+        item.strength is Strength.NODE and item.attempt == status.attempt for item in worker.beat.beat.evidence
+    ):
+        return True
+    if worker.node is None:
+        return False
+    was_blamed = any(failure.node == worker.node.name for failure in status.failures)
+    since = status.attempt_started_at if was_blamed else status.attempt_started_at - timedelta(minutes=10)
+    return any(
+        bad.strength is Strength.NODE and bad.condition.transitioned_at is not None and bad.condition.transitioned_at > since
+        for bad in bad_conditions(worker.node, policy.condition_rules)
+    )
+
+
+def _own_findings(observation: Observation, status: JobStatus, workers: Sequence[Worker], now: datetime, policy: Policy) -> list[Evidence]:
+    """What the operator finds by waiting: a pod that does not end, workers that outlive worker 0's done."""
+    found: list[Evidence] = []
+    if status.stopping_since is not None:
+        return found  # a pod that is slow to end then is slow for us, and says nothing about the failure
+    is_late = status.done_since is not None and status.done_since + timedelta(seconds=policy.done_grace_seconds) <= now
+    for worker in workers:
+        at = stuck_at(worker, observation, policy)
+        if at is not None and at <= now:
+            found.append(_finding(worker, status, at, causes.STUCK_POD, "its pod does not end although its node is Ready"))
+        elif is_late and not (worker.is_done or worker.has_ended):
+            found.append(_finding(worker, status, now, causes.NOT_ENDED, "worker 0 is done, this one neither reported done nor ended"))
+    return found
+
+
+def _finding(worker: Worker, status: JobStatus, at: datetime, cause: str, text: str) -> Evidence:
+    return Evidence(at.timestamp(), Source.POD, cause, Strength.UNKNOWN, text, status.attempt, worker=worker.index, node=worker.node_name)

@@ -1,0 +1,231 @@
+"""Nodes: which conditions speak of a bad machine, and what may be done about one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from rtj_operator.api import keys
+from rtj_operator.api.v1alpha1 import NodeRemediation
+from rtj_operator.decide.node_conditions import CONDITION_RULES, bad_conditions
+from rtj_operator.decide.node_policy import breaker_obstacle, effective_mode, others_at_work
+from rtj_operator.decide.observation import NodeCondition, NodeView, Taint
+from rtj_operator.decide.plan import CordonNode, StrikeNode
+from rtj_operator.decide.policy import DEFAULT_POLICY, Policy
+
+from tests.decide.world import SETTINGS, START, World, evidence, node, spec_of
+from trainer_runtime.contract.evidence import Strength
+from trainer_runtime.contract.exit_report import ExitReport, Outcome
+
+
+def conditions(*items: tuple[str, str, str, str]) -> NodeView:
+    """A node with these (type, status, reason, message)."""
+    return replace(node("n", START), conditions=tuple(NodeCondition(*item) for item in items))
+
+
+@pytest.mark.parametrize(
+    ("type_", "status", "reason", "expected"),
+    [
+        pytest.param("KernelDeadlock", "True", "", ("kernel_deadlock", "NODE"), id="node-problem-detector says True is bad"),
+        pytest.param("AcceleratedHardwareReady", "False", "", ("gpu_reset_required", "NODE"), id="EKS says False is bad"),
+        pytest.param("AcceleratedHardwareReady", "True", "", None, id="EKS True is good"),
+        pytest.param("GpuMemWatch", "Unknown", "", None, id="an agent that is silent says nothing"),
+        pytest.param("GpuMemWatch", "True", "", ("gpu_ecc_uncorrectable", "NODE"), id="NVSentinel"),
+        pytest.param("XIDErrors", "True", "", ("gpu_hang", "SUSPECT"), id="AKS reports any Xid"),
+        pytest.param("XIDErrors", "True", "NvidiaXID79Error", ("gpu_fallen_off", "NODE"), id="the Xid in the reason decides"),
+        pytest.param("XIDErrors", "True", "NvidiaXID13Error", ("gpu_hang", "SUSPECT"), id="a program's Xid condemns no machine"),
+        pytest.param("MemoryPressure", "True", "", ("evicted", "ENV"), id="pressure"),
+        pytest.param("SomethingElse", "True", "", None, id="an unknown type"),
+    ],
+)
+def test_a_condition_is_read_by_its_own_polarity(type_: str, status: str, reason: str, expected: tuple[str, str] | None) -> None:
+    found = bad_conditions(conditions((type_, status, reason, "")), CONDITION_RULES)
+    assert [(bad.fault_class, bad.strength.value) for bad in found] == ([expected] if expected else [])
+
+
+def test_no_type_is_in_the_table_twice() -> None:
+    types = [rule.type for rule in CONDITION_RULES]
+    assert len(types) == len(set(types))
+
+
+@pytest.mark.parametrize(
+    ("wish", "bound", "rights", "mode"),
+    [
+        ("Cordon", "Cordon", True, "Cordon"),
+        ("Cordon", "Cordon", False, "Avoid"),
+        ("Cordon", "Avoid", True, "Avoid"),
+        ("Avoid", "Cordon", True, "Avoid"),
+        ("Cordon", "Off", True, "Off"),
+        ("Observe", "Avoid", True, "Observe"),
+    ],
+)
+def test_the_jobs_wish_is_bounded_by_the_operator_and_its_rights(wish: str, bound: str, rights: bool, mode: str) -> None:
+    assert effective_mode(NodeRemediation(wish), Policy(node_remediation=bound), rights).value == mode
+
+
+def faulty(world: World, worker: int = 1) -> str:
+    """Let a worker end with ECC evidence; return its node."""
+    fact = evidence("gpu_ecc_uncorrectable", Strength.NODE, world.now, world.status.attempt, "Xid 95")
+    world.exit(worker, 1, ExitReport(world.status.attempt, worker, Outcome.FAILED, 1, evidence=(fact,)))
+    return world.pod(worker).node or ""
+
+
+def recover(world: World) -> None:
+    """Let the gang end and the next one come."""
+    world.settle()
+    world.end_deleted()
+    world.settle()
+
+
+CORDON_CASES = [
+    pytest.param({}, {}, "exclude and cordon", id="strong evidence cordons"),
+    pytest.param({"labels": {keys.EXCLUDE_FROM_REMEDIATION: "true"}}, {}, "no cordon: label", id="a node with the opt-out label"),
+    pytest.param({"labels": {"dgxc.nvidia.com/nvsentinel-state": "quarantined"}}, {}, "another remediator", id="NVSentinel is at work"),
+    pytest.param({"taints": (Taint("karpenter.sh/disrupted", "NoSchedule"),)}, {}, "another remediator", id="Karpenter is at work"),
+    pytest.param({"annotations": {keys.CORDONED_BY: "other"}}, {}, "a person uncordoned it", id="a person uncordoned it"),
+    pytest.param({}, {"node_rights": False}, "no node rights", id="an operator without node rights"),
+    pytest.param(
+        {}, {"settings": replace(SETTINGS, trusted_namespaces=("prod",))}, "not trusted", id="a pod's word in an untrusted namespace"
+    ),
+    pytest.param(
+        {}, {"settings": replace(SETTINGS, node_remediation="Avoid")}, "nodeRemediation is Avoid", id="an operator that only avoids"
+    ),
+]
+
+
+@pytest.mark.parametrize(("node_fields", "world_fields", "said"), CORDON_CASES)
+def test_a_cordon_happens_only_when_nothing_forbids_it_and_says_what_does(
+    node_fields: dict[str, Any], world_fields: dict[str, Any], said: str
+) -> None:
+    world = World(**world_fields).launch()
+    name = world.pod(1).node or ""
+    world.nodes[name] = replace(world.nodes[name], **node_fields)
+    faulty(world)
+    recover(world)
+    failure = world.status.last_failure
+    assert failure is not None and said in failure.node_action
+    assert world.nodes[name].unschedulable is (said == "exclude and cordon")
+    assert [entry.node for entry in world.status.excluded_nodes] == [name]
+
+
+@pytest.mark.parametrize("mode", ["Off", "Observe"])
+def test_off_and_observe_touch_no_node_and_observe_says_what_it_would_do(mode: str) -> None:
+    world = World(spec=spec_of(recovery={"nodeRemediation": mode})).launch()
+    name = faulty(world)
+    recover(world)
+    failure = world.status.last_failure
+    assert failure is not None and world.status.excluded_nodes == () and not world.nodes[name].unschedulable
+    assert failure.node_action == (
+        f"would exclude and cordon {name}: nodeRemediation is Observe" if mode == "Observe" else "nothing: nodeRemediation is Off"
+    )
+
+
+def test_a_standing_condition_does_not_move_the_job_again_and_again_when_the_node_stays() -> None:
+    world = World(spec=spec_of(recovery={"nodeRemediation": "Off"})).launch()
+    world.set_condition(world.pod(1).node or "", "GpuMemWatch")
+    recover(world)
+    world.after(1).launch()
+    assert (world.status.attempt, world.status.restarts.infrastructure) == (2, 1)
+
+
+def test_a_node_that_somebody_else_cordoned_gets_a_strike_once() -> None:
+    world = World().launch()
+    name = world.pod(1).node or ""
+    world.nodes[name] = replace(world.nodes[name], unschedulable=True)
+    faulty(world)
+    plan = world.run_pass()
+    assert [type(action) for action in plan.actions if isinstance(action, (StrikeNode, CordonNode))] == [StrikeNode]
+    recover(world)
+    assert keys.STRIKES in world.nodes[name].annotations and not world.status.excluded_nodes[0].cordoned
+
+
+def test_a_cordon_that_was_not_written_is_planned_again_until_it_is() -> None:
+    world = World().launch()
+    faulty(world)
+    world.status = world.plan().status
+    assert any(isinstance(action, CordonNode) for action in world.plan().actions)
+    world.run_pass()
+    assert not any(isinstance(action, CordonNode) for action in world.plan().actions)
+
+
+def test_a_person_who_uncordons_is_not_contradicted() -> None:
+    world = World().launch()
+    name = faulty(world)
+    recover(world)
+    world.nodes[name] = replace(world.nodes[name], unschedulable=False)
+    world.settle()
+    assert not world.nodes[name].unschedulable
+    assert world.told()[-1] == "NodeUncordoned"
+
+
+def test_a_suspicious_machine_is_excluded_and_struck_but_never_cordoned() -> None:
+    world = World().launch()
+    fact = evidence("gpu_ecc_contained", Strength.SUSPECT, world.now, 1, "Xid 94")
+    world.exit(1, 1, ExitReport(1, 1, Outcome.FAILED, 1, evidence=(fact,)))
+    name = world.pod(1).node or ""
+    recover(world)
+    failure = world.status.last_failure
+    assert failure is not None and failure.row == "7"
+    assert keys.STRIKES in world.nodes[name].annotations and not world.nodes[name].unschedulable
+
+
+def cordoned(count: int, total: int, minutes_ago: float) -> dict[str, NodeView]:
+    """``total`` nodes of which ``count`` carry our cordon since so long."""
+    at = (START - timedelta(minutes=minutes_ago)).isoformat()
+    marks = {keys.CORDONED_BY: "default/other/uid", keys.CORDONED_TIME: at}
+    return {f"n{i}": node(f"n{i}", START, **({"unschedulable": True, "annotations": marks} if i < count else {})) for i in range(total)}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "trips"),
+    [
+        pytest.param(cordoned(0, 3, 1), False, id="the first of three"),
+        pytest.param(cordoned(1, 3, 1), True, id="a second one within ten minutes in a small cluster"),
+        pytest.param(cordoned(1, 3, 11), False, id="a second one after ten minutes"),
+        pytest.param(cordoned(2, 3, 60), True, id="a third standing one in a small cluster"),
+        pytest.param(cordoned(4, 100, 1), False, id="five of a hundred within ten minutes"),
+        pytest.param(cordoned(5, 100, 1), True, id="a sixth of a hundred within ten minutes"),
+        pytest.param(cordoned(19, 100, 60), False, id="a twentieth standing of a hundred"),
+        pytest.param(cordoned(20, 100, 60), True, id="more than a fifth standing"),
+    ],
+)
+def test_the_breaker(nodes: dict[str, NodeView], trips: bool) -> None:
+    assert bool(breaker_obstacle(nodes, START, DEFAULT_POLICY)) is trips
+
+
+def test_a_tripped_breaker_is_said_and_the_job_still_moves() -> None:
+    world = World(nodes={**cordoned(1, 6, 1)}).launch()
+    name = faulty(world)
+    recover(world)
+    assert not world.nodes[name].unschedulable and world.status.attempt == 2
+    assert world.condition("NodeRemediation") == ("False", "BreakerTripped")
+    assert world.told().count("CordonBreakerTripped") == 1
+
+
+def test_exclusions_end_after_a_day() -> None:
+    world = World().launch()
+    faulty(world)
+    recover(world)
+    world.launch()
+    world.after(24 * 3600).train(9)
+    world.settle()
+    assert world.status.excluded_nodes == ()
+
+
+def test_at_most_a_quarter_of_the_ready_nodes_and_two_at_least_are_excluded() -> None:
+    world = World(nodes={f"n{i}": node(f"n{i}", START) for i in range(12)}).launch()
+    for _ in range(5):
+        faulty(world)
+        recover(world)
+        world.launch()
+        world.after(1)
+    assert len(world.status.excluded_nodes) == 3
+    assert [entry.incident for entry in world.status.excluded_nodes] == [3, 4, 5]
+
+
+def test_a_hyperpod_node_that_is_not_schedulable_is_somebody_elses() -> None:
+    label = "sagemaker.amazonaws.com/node-health-status"
+    assert others_at_work(node("n", START, labels={label: "UnschedulablePendingReboot"})) == label
+    assert others_at_work(node("n", START, labels={label: "Schedulable"})) is None
