@@ -1,0 +1,171 @@
+"""The start of an attempt: whose the run is, where it begins, and what the operator says when it is told what lies there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.world import RUN, attempt_on, open_world, point, state, states, writer
+from trainer_runtime.channel.messages import Proceed
+from trainer_runtime.checkpoint.exchange import LocalExchange
+from trainer_runtime.checkpoint.fences import read_fences
+from trainer_runtime.checkpoint.inventory import Inventory
+from trainer_runtime.checkpoint.opening import open_run
+from trainer_runtime.contract.assignment import Assignment, ResumeMode, ResumePoint
+from trainer_runtime.contract.beat import CheckpointRecord, Level
+from trainer_runtime.contract.manifest import Parent
+from trainer_runtime.errors import ConfigurationError, Fenced, Refused, StoreUnavailable
+from trainer_runtime.store.posix import PosixStore
+
+
+def committed(store: PosixStore, *steps: int) -> list[CheckpointRecord]:
+    """Make attempt 1 with a checkpoint at each step."""
+    with attempt_on(store) as attempt:
+        return [attempt.saved(step, [state(float(step))]) for step in steps]
+
+
+def test_an_empty_run_starts_from_nothing_as_attempt_one_on_every_rank(store: PosixStore) -> None:
+    opened = open_world([store] * 3)
+    assert [(one.writer.attempt, one.writer.rank, one.resume, one.parents) for one in opened] == [(1, rank, None, ()) for rank in range(3)]
+    (fence,) = read_fences(store, RUN)
+    assert (fence.attempt, fence.job_uid, fence.pod_uid, fence.resume) == (1, "job-a", "pod-0", None)
+    assert store.list(f"{RUN}/tmp") == (), "the probe was taken away"
+
+
+def test_without_an_operator_every_rank_starts_from_the_newest_verified_one(store: PosixStore) -> None:
+    records = committed(store, 10, 20)
+    opened = open_world([store] * 3)
+    for one in opened:
+        assert one.writer.attempt == 2
+        assert one.resume == point(records[1])
+        assert one.parents == (Parent(20, 1, records[1].manifest_sha256, "resume"),)
+    assert read_fences(store, RUN)[-1].resume == point(records[1])
+
+
+def test_a_committed_one_that_was_not_verified_is_verified_and_used(store: PosixStore) -> None:
+    records = committed(store, 10, 20)
+    mark = f"{RUN}/steps/0000000020-00000001/verified.json"
+    store.remove(mark)
+    (opened,) = open_world([store])
+    assert opened.resume == point(records[1])
+    assert store.exists(mark)
+
+
+def test_an_assigned_resume_point_is_taken_and_recorded(store: PosixStore) -> None:
+    records = committed(store, 10, 20)
+    (opened,) = open_world([store], attempt=5, resume=point(records[0]))
+    assert (opened.writer.attempt, opened.resume) == (5, point(records[0]))
+    assert read_fences(store, RUN)[-1].resume_run is None
+
+
+def test_a_start_from_another_run_is_recorded_as_such(store: PosixStore) -> None:
+    (record,) = committed(store, 10)
+    foreign = ResumePoint(10, 1, record.uri.replace("/run/", "/other/"), record.manifest_sha256, ResumeMode.WARM_START)
+    (opened,) = open_world([store], attempt=2, resume=foreign)
+    assert opened.parents[0].relation == "warm_start"
+    assert read_fences(store, RUN)[-1].resume_run == "other"
+
+
+def test_a_run_that_should_be_empty_is_refused_with_its_inventory_and_not_fenced(store: PosixStore) -> None:
+    committed(store, 10, 20)
+    with pytest.raises(Refused, match=r"startFresh\nstep 20 of attempt 1: verified (.*)\nstep 10 of attempt 1: verified"):
+        open_world([store] * 2, attempt=2)
+    assert [fence.attempt for fence in read_fences(store, RUN)] == [1]
+
+
+def test_start_fresh_abandons_what_was_there(store: PosixStore) -> None:
+    committed(store, 10)
+    with attempt_on(store, attempt=2, fresh=True) as attempt:
+        assert attempt.opened[0].resume is None
+        record = attempt.saved(5, [state(5.0)])
+    (opened,) = open_world([store])
+    assert opened.resume == point(record)
+
+
+def test_an_older_attempt_cannot_start_any_more(store: PosixStore) -> None:
+    (record,) = committed(store, 10)
+    open_world([store], attempt=7, resume=point(record))
+    with pytest.raises(Fenced, match="owned by attempt 7") as caught:
+        open_world([store], attempt=6, resume=point(record))
+    assert caught.value.highest_fence == 7
+
+
+def test_the_operator_is_told_what_lies_there_before_anything_is_created(store: PosixStore) -> None:
+    records = committed(store, 10, 20)
+    told: list[Inventory] = []
+
+    def hold(found: Inventory) -> Proceed | None:
+        told.append(found)
+        assert [fence.attempt for fence in read_fences(store, RUN)] == [1]
+        return Proceed(assignment(2))
+
+    open_world([store] * 2, attempt=2, resume=point(records[1]), hold=hold)
+    (found,) = told
+    assert [(record.step, record.level) for record in found.records] == [(20, Level.VERIFIED), (10, Level.VERIFIED)]
+    assert found.highest is not None
+    assert (found.highest.attempt, found.highest.job_uid) == (1, "job-a")
+
+
+def assignment(attempt: int) -> Assignment:
+    return Assignment(attempt, 0, 1, 1, "127.0.0.1", 29500, "id")
+
+
+ANSWERS = [
+    pytest.param(Proceed(assignment(3)), 0, "attempt 3 supersedes attempt 2", id="superseded"),
+    pytest.param(Proceed(assignment(2)), 0, None, id="told to go on although the store is newer"),
+    pytest.param(None, 0, "holds a newer checkpoint .step 20. than the assigned one .step 10.", id="no answer and the store is newer"),
+    pytest.param(Proceed(None), 0, "holds a newer checkpoint", id="an answer without orders and the store is newer"),
+    pytest.param(None, 1, None, id="no answer and nothing newer"),
+]
+
+
+@pytest.mark.parametrize(("answer", "assigned", "fenced"), ANSWERS)
+def test_what_the_operators_answer_leads_to(store: PosixStore, answer: Proceed | None, assigned: int, fenced: str | None) -> None:
+    records = committed(store, 10, 20)
+    resume = point(records[assigned])
+    if fenced is None:
+        (opened,) = open_world([store], attempt=2, resume=resume, hold=lambda found: answer)
+        assert opened.resume == resume
+    else:
+        with pytest.raises(Fenced, match=fenced):
+            open_world([store], attempt=2, resume=resume, hold=lambda found: answer)
+        assert [fence.attempt for fence in read_fences(store, RUN)] == [1]
+
+
+def test_a_resume_point_whose_fence_is_not_here_means_another_store(store: PosixStore) -> None:
+    with pytest.raises(StoreUnavailable, match="has no fence of attempt 4"):
+        open_world([store], attempt=5, resume=ResumePoint(10, 4, f"{store.uri}/{RUN}/steps/0000000010-00000004", "0" * 64))
+    assert store.list("") == (), "nothing was created"
+
+
+def test_a_store_that_fails_ends_the_start_on_every_rank_at_once(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(StoreUnavailable, match="is the volume mounted"):
+        open_world([store] * 3, attempt=1)
+
+
+def test_a_fence_that_cannot_be_read_stops_the_start(store: PosixStore) -> None:
+    store.create(f"{RUN}/fences/00000001", b"{}")
+    with pytest.raises(StoreUnavailable, match="fences/00000001: this fence cannot be read"):
+        open_world([store])
+
+
+@pytest.mark.parametrize("run", ["", "Upper", "a/b", "..", "a..b", "-a", "x" * 129])
+def test_a_run_name_that_is_not_one_is_refused(store: PosixStore, run: str) -> None:
+    with pytest.raises(ConfigurationError, match="run: .* is not allowed"):
+        open_run(store, run, writer(), LocalExchange(), None, False, None)
+
+
+def test_ranks_whose_first_rank_is_silent_do_not_wait_for_ever(store: PosixStore) -> None:
+    with pytest.raises(StoreUnavailable, match="rank 0 did not open the run: waited 0 s for 'open/result'"):
+        open_run(store, RUN, writer(rank=1, world_size=2), LocalExchange(), None, False, None, probe_seconds=0.01, open_seconds=0.01)
+
+
+def test_the_next_attempt_of_several_ranks_goes_on_where_the_last_one_was(store: PosixStore) -> None:
+    with attempt_on(store, ranks=3) as attempt:
+        attempt.saved(1, states(1.0, 3))
+    with attempt_on(store, ranks=3) as attempt:
+        record = attempt.saved(2, states(2.0, 3))
+    assert (record.step, record.attempt) == (2, 2)

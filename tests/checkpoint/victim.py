@@ -1,0 +1,89 @@
+"""The process that is killed in the tests: it saves, and dies at a named point of a save or whenever it is hit.
+
+Run by a fork server that has torch loaded already, so that a kill costs milliseconds and not an import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tests.checkpoint.world import attempt_on, state
+from trainer_runtime.state.leaves import Snapshot
+from trainer_runtime.store.posix import PosixStore
+
+
+def weights(value: float) -> Snapshot:
+    """A state of one data file: the writers of several would race, and the operations would come in another order each time."""
+    return Snapshot(state(value).leaves[:2])
+
+
+class MortalStore(PosixStore):
+    """A store whose process is killed before or after its ``fatal``-th durable operation (counted from `arm`), as a power cut would."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._done = 0
+        self._fatal: int | None = None
+        self._before = True
+
+    def arm(self, fatal: int, before: bool) -> None:
+        self._done, self._fatal, self._before = 0, fatal, before
+
+    @property
+    def operations(self) -> int:
+        return self._done
+
+    def create(self, path: str, data: bytes) -> None:
+        self._mortal(lambda: super(MortalStore, self).create(path, data))
+
+    def write_file(self, path: str, image: memoryview, size: int) -> None:
+        self._mortal(lambda: super(MortalStore, self).write_file(path, image, size))
+
+    def _rename(self, source: Path, target: Path) -> None:
+        self._mortal(lambda: super(MortalStore, self)._rename(source, target))
+
+    def _sync_directory(self, directory: Path) -> None:
+        self._mortal(lambda: super(MortalStore, self)._sync_directory(directory))
+
+    def _mortal(self, operation: Callable[[], None]) -> None:
+        self._done += 1
+        mine = self._done == self._fatal
+        if mine and self._before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        operation()
+        if mine:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count_operations(root: str, answer: Connection) -> None:
+    """Save step 2 and send how many operations that took."""
+    store = MortalStore(Path(root))
+    with attempt_on(store) as attempt:
+        store.arm(-1, True)
+        attempt.saved(2, [weights(2.0)])
+        answer.send(store.operations)
+
+
+def die_in_save(root: str, fatal: int, before: bool) -> None:
+    """Start an attempt and be killed at the ``fatal``-th operation of its save of step 2."""
+    store = MortalStore(Path(root))
+    with attempt_on(store) as attempt:
+        store.arm(fatal, before)
+        attempt.save(2, [weights(2.0)])
+
+
+def save_for_ever(root: str, answer: Connection) -> None:
+    """Start an attempt and save one step after the other, telling which was verified, until killed."""
+    store = PosixStore(Path(root))
+    with attempt_on(store) as attempt:
+        resume = attempt.opened[0].resume
+        step = resume.step if resume else 0
+        answer.send(step)
+        while True:
+            step += 1
+            attempt.saved(step, [weights(float(step))])
+            answer.send(step)

@@ -1,0 +1,195 @@
+"""The file system store on a real file system: what is there is whole, nothing is overwritten, and every failure names path and cause."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from mmap import mmap
+from pathlib import Path
+
+import pytest
+
+from trainer_runtime.errors import StoreUnavailable
+from trainer_runtime.store.base import AlreadyInStore, NotInStore
+from trainer_runtime.store.posix import PosixStore
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which only root may")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PosixStore:
+    return PosixStore(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def image_of(data: bytes) -> memoryview:
+    pages = mmap(-1, max(4096, -(-len(data) // 4096) * 4096))
+    pages[: len(data)] = data
+    return memoryview(pages)
+
+
+def write(store: PosixStore, path: str, data: bytes) -> None:
+    store.write_file(path, image_of(data), len(data))
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 40 * 1024 * 1024 + 3], ids="{} bytes".format)
+def test_a_data_file_comes_back_as_it_was_written(store: PosixStore, size: int) -> None:
+    data = os.urandom(size)
+    write(store, "a/b/data", data)
+    assert store.read("a/b/data") == data
+    assert store.size("a/b/data") == size
+    blocks = [bytes(block) for block in store.read_back("a/b/data", 16 * 1024 * 1024)]
+    assert b"".join(blocks) == data
+    assert all(len(block) == 16 * 1024 * 1024 for block in blocks[:-1])
+
+
+def test_the_read_back_sees_what_the_storage_holds_now(store: PosixStore, tmp_path: Path) -> None:
+    write(store, "data", b"x" * 10_000)
+    list(store.read_back("data", 4096))
+    with (tmp_path / "data").open("r+b") as file:
+        file.write(b"y")
+        os.fsync(file.fileno())
+    assert b"".join(bytes(block) for block in store.read_back("data", 4096))[:2] == b"yx"
+
+
+def test_a_range_is_short_only_at_the_end(store: PosixStore) -> None:
+    write(store, "data", bytes(range(256)))
+    buffer = bytearray(100)
+    assert store.read_range("data", 10, memoryview(buffer)) == 100
+    assert buffer[0] == 10
+    assert store.read_range("data", 200, memoryview(buffer)) == 56
+    assert store.read_range("data", 300, memoryview(buffer)) == 0
+
+
+OVERWRITES: list[object] = [
+    pytest.param(lambda store: store.create("taken", b"new"), id="create"),
+    pytest.param(lambda store: write(store, "taken", b"new"), id="write_file"),
+    pytest.param(lambda store: store.move("other", "taken"), id="move"),
+    pytest.param(lambda store: store.move("staging", "full"), id="move of a directory"),
+    pytest.param(lambda store: store.commit("staging", "full", "manifest", b"{}"), id="commit"),
+]
+
+
+@pytest.mark.parametrize("act", OVERWRITES)
+def test_nothing_is_ever_overwritten(store: PosixStore, act: Callable[[PosixStore], None]) -> None:
+    for path in ("taken", "other", "full/file", "staging/file"):
+        store.create(path, b"old")
+    with pytest.raises(AlreadyInStore):
+        act(store)
+    assert (store.read("taken"), store.list("full"), store.read("full/file")) == (b"old", ("file",), b"old")
+
+
+def test_a_commit_moves_everything_at_once(store: PosixStore) -> None:
+    store.create("tmp/1/data/x", b"x")
+    store.commit("tmp/1", "steps/1", "manifest", b"{}")
+    assert store.list("tmp") == ()
+    assert store.list("steps/1") == ("data", "manifest")
+
+
+def test_create_leaves_no_draft(store: PosixStore, tmp_path: Path) -> None:
+    store.create("a", b"1")
+    with pytest.raises(AlreadyInStore):
+        store.create("a", b"2")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+ABSENT: list[object] = [
+    pytest.param(lambda store: store.read("no/such"), id="read"),
+    pytest.param(lambda store: store.size("no/such"), id="size"),
+    pytest.param(lambda store: store.read_range("no/such", 0, memoryview(bytearray(1))), id="read_range"),
+    pytest.param(lambda store: list(store.read_back("no/such", 4096)), id="read_back"),
+    pytest.param(lambda store: store.modified_at("no/such"), id="modified_at"),
+    pytest.param(lambda store: store.move("no/such", "to/there"), id="move"),
+]
+
+
+@pytest.mark.parametrize("act", ABSENT)
+def test_absent_and_unreachable_are_told_apart(store: PosixStore, tmp_path: Path, act: Callable[[PosixStore], object]) -> None:
+    with pytest.raises(NotInStore, match="no/such: no such file in the store"):
+        act(store)
+    assert (store.list("no"), store.exists("no/such")) == ((), False)
+    store.remove("no/such")
+    assert os.listdir(tmp_path) == []
+
+    shutil.rmtree(tmp_path)
+    for question in (act, lambda store: store.list("no"), lambda store: store.exists("no"), lambda store: store.remove("no")):
+        with pytest.raises(StoreUnavailable, match="is the volume mounted"):
+            question(store)
+
+
+def test_a_missing_root_is_a_missing_mount_and_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=f"{tmp_path}/gone: no such directory; is the volume mounted"):
+        PosixStore(tmp_path / "gone")
+    (tmp_path / "here").mkdir()
+    store = PosixStore(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    acts: list[Callable[[], None]] = [
+        lambda: store.create("a/b", b""),
+        lambda: write(store, "a/b", b"x"),
+        lambda: store.commit("a", "b", "m", b""),
+    ]
+    for act in acts:
+        with pytest.raises(StoreUnavailable, match="is the volume mounted"):
+            act()
+    assert not (tmp_path / "here").exists()
+
+
+WRITES: list[object] = [
+    pytest.param(lambda store: write(store, "run/data", b"x" * 2_000_000), "cannot write .*run/data", id="write_file"),
+    pytest.param(lambda store: store.create("run/small", b"x" * 2_000_000), "cannot create .*run/small", id="create"),
+]
+
+
+@needs_root
+@pytest.mark.parametrize(("act", "message"), WRITES)
+def test_a_full_disk_is_named_and_no_part_of_a_file_stays(small_disk: Path, act: Callable[[PosixStore], None], message: str) -> None:
+    with pytest.raises(StoreUnavailable, match=f"{message}: no space left on the device"):
+        act(PosixStore(small_disk))
+    assert os.listdir(small_disk / "run") == []
+
+
+@needs_root
+@pytest.mark.parametrize(("act", "message"), WRITES)
+def test_a_read_only_file_system_is_named(small_disk: Path, act: Callable[[PosixStore], None], message: str) -> None:
+    (small_disk / "run").mkdir()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(StoreUnavailable, match=f"{message}: the file system is mounted read-only"):
+        act(PosixStore(small_disk))
+
+
+def test_a_limit_on_file_sizes_is_named_and_no_part_of_the_file_stays(store: PosixStore, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(StoreUnavailable, match="cannot write .*/data: the file would be larger than the limit for files"):
+            write(store, "data", b"x" * 20_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_is_named(store: PosixStore, tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    with pytest.raises(StoreUnavailable, match="cannot create .*/a: permission denied"):
+        store.create("a", b"")
+
+
+def test_a_file_where_a_directory_should_be_is_not_in_the_store(store: PosixStore) -> None:
+    store.create("a", b"")
+    with pytest.raises(NotInStore):
+        store.read("a/b")

@@ -1,0 +1,125 @@
+"""Reading a committed checkpoint's documents: the manifest proven by its digest, every rank index proven by the manifest.
+
+Whatever is read here is read to be used, so anything that is not what it should be is a damaged checkpoint, never a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from trainer_runtime.checkpoint.image import Placed
+from trainer_runtime.checkpoint.reference import Reference
+from trainer_runtime.checkpoint.tiling import find_tiling_fault
+from trainer_runtime.contract.codec import ContractError, loads
+from trainer_runtime.contract.layout import MANIFEST, VERIFIED, StepName, rank_index_path
+from trainer_runtime.contract.manifest import FileEntry, Manifest, RankIndex, TensorEntry, VerifiedMark, digest, parse_manifest
+from trainer_runtime.store.base import NotInStore, Store
+
+
+@dataclass(frozen=True)
+class Documents:
+    """All that is known of a checkpoint before its data is read."""
+
+    reference: Reference
+    manifest: Manifest
+    indexes: tuple[RankIndex, ...]
+    tensors: Mapping[str, TensorEntry]
+    """Every tensor with the chunks of all ranks."""
+
+
+def find_reference(store: Store, run: str, name: StepName) -> Reference | None:
+    """Return the reference of what stands under a step's name now, or None when it has no manifest. It proves nothing by itself."""
+    unknown = Reference(store.uri, run, name, "")
+    try:
+        return replace(unknown, manifest_sha256=digest(store.read(f"{unknown.directory}/{MANIFEST}")))
+    except NotInStore:
+        return None
+
+
+def is_verified(store: Store, reference: Reference) -> bool:
+    """Say whether a verified mark for exactly this manifest stands beside it. A mark that cannot be read marks nothing."""
+    try:
+        mark = loads(VerifiedMark, store.read(f"{reference.directory}/{VERIFIED}"))
+    except (NotInStore, ContractError):
+        return False
+    return mark.manifest_sha256 == reference.manifest_sha256
+
+
+def read_manifest(store: Store, reference: Reference) -> Manifest:
+    """Return the manifest. Raises CheckpointDamaged when it is missing, is not the one the reference names, or names another checkpoint."""
+    try:
+        manifest = parse_manifest(store.read(f"{reference.directory}/{MANIFEST}"), reference.manifest_sha256)
+    except (NotInStore, ContractError) as error:
+        raise reference.damaged(MANIFEST, str(error)) from error
+    if (manifest.step, manifest.attempt) != (reference.name.step, reference.name.attempt):
+        raise reference.damaged(MANIFEST, f"is of step {manifest.step} of attempt {manifest.attempt}")
+    return manifest
+
+
+def read_documents(store: Store, reference: Reference) -> Documents:
+    """Return manifest and indexes, with every tensor's tiling proven. Raises CheckpointDamaged."""
+    manifest = read_manifest(store, reference)
+    indexes = []
+    for entry in manifest.indexes:
+        path = rank_index_path(entry.rank)
+        try:
+            data = store.read(f"{reference.directory}/{path}")
+            if (len(data), digest(data)) != (entry.size, entry.sha256):
+                raise reference.damaged(path, "is not the index that the manifest names (size or SHA-256 differs)")
+            indexes.append(loads(RankIndex, data))
+        except (NotInStore, ContractError) as error:
+            raise reference.damaged(path, str(error)) from error
+    fault = find_index_fault(indexes, manifest.world_size)
+    if fault is not None:
+        raise reference.damaged(MANIFEST, fault)
+    return Documents(reference, manifest, tuple(indexes), merge_tensors(indexes))
+
+
+def merge_tensors(indexes: Iterable[RankIndex]) -> dict[str, TensorEntry]:
+    """Return every tensor once, with the chunks of all ranks in one entry. Entries are taken as they come; see `find_index_fault`."""
+    merged: dict[str, TensorEntry] = {}
+    for index in indexes:
+        for entry in index.tensors:
+            known = merged.get(entry.name)
+            merged[entry.name] = entry if known is None else replace(known, chunks=known.chunks + entry.chunks)
+    return merged
+
+
+def find_index_fault(indexes: Iterable[RankIndex], world_size: int) -> str | None:
+    """Return why rank indexes do not make up one checkpoint, or None: a rank missing or twice, a tensor described in two ways, bytes
+    missing or written twice, a chunk in a file that no index lists, an alias of nothing."""
+    listed = list(indexes)
+    if [index.rank for index in listed] != list(range(world_size)):
+        return f"there are indexes of ranks {[index.rank for index in listed]}, the world has {world_size} ranks"
+    described: dict[str, tuple[TensorEntry, int]] = {}
+    for index in listed:
+        files = {file.path: file.size for file in index.files}
+        for entry in index.tensors:
+            known, rank = described.setdefault(entry.name, (replace(entry, chunks=()), index.rank))
+            if known != replace(entry, chunks=()):
+                return f"{entry.name}: ranks {rank} and {index.rank} describe it differently"
+            for chunk in entry.chunks:
+                if chunk.file not in files:
+                    return f"{entry.name}: rank {index.rank} points to {chunk.file}, which it does not list"
+                if chunk.byte_offset < 0 or chunk.byte_offset + chunk.nbytes > files[chunk.file]:
+                    return f"{entry.name}: its bytes in {chunk.file} lie outside of the file"
+    for entry in merge_tensors(listed).values():
+        if entry.alias_of is not None and entry.alias_of not in described:
+            return f"{entry.name}: is an alias of {entry.alias_of}, which is not in the checkpoint"
+        fault = find_tiling_fault(entry)
+        if fault is not None:
+            return fault
+    return None
+
+
+def pieces_in(file: FileEntry, index: RankIndex, header_size: int) -> dict[str, Placed]:
+    """Return what a file's header must list, by the rank's index."""
+    return {
+        entry.name: Placed(
+            entry.name, entry.dtype, chunk.size, chunk.byte_offset - header_size, chunk.byte_offset - header_size + chunk.nbytes
+        )
+        for entry in index.tensors
+        for chunk in entry.chunks
+        if chunk.file == file.path
+    }

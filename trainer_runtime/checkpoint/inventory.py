@@ -1,0 +1,72 @@
+"""What lies in a run's directory, read from the store: fences, committed checkpoints, which of them are on the lineage and verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from trainer_runtime.checkpoint.documents import find_reference, is_verified
+from trainer_runtime.checkpoint.fences import read_fences
+from trainer_runtime.checkpoint.lineage import Lineage, lineage_of
+from trainer_runtime.checkpoint.reference import Reference
+from trainer_runtime.contract.beat import CheckpointRecord, Level
+from trainer_runtime.contract.layout import STEPS, StepName
+from trainer_runtime.contract.manifest import Fence
+from trainer_runtime.store.base import Store
+
+INVENTORY_LENGTH: Final = 20
+"""How many of the newest checkpoints are told to the operator before an attempt starts."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A run as it was found before an attempt began."""
+
+    fences: tuple[Fence, ...]
+    lineage: Lineage
+    records: tuple[CheckpointRecord, ...]
+    """The newest checkpoints on the lineage, newest first, at most INVENTORY_LENGTH; then, while there is room, abandoned ones."""
+
+    @property
+    def highest(self) -> Fence | None:
+        """The fence that owns the run."""
+        return self.fences[-1] if self.fences else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever committed here."""
+        return not self.lineage.on and not self.lineage.abandoned
+
+    def describe(self) -> str:
+        """Return it in words, one line per checkpoint."""
+        lines = []
+        for record in self.records:
+            on = StepName(record.step, record.attempt) in self.lineage.on
+            lines.append(
+                f"step {record.step} of attempt {record.attempt}: {record.level.value}{'' if on else ', abandoned'} ({record.uri})"
+            )
+        return "\n".join(lines) or "no committed checkpoint"
+
+
+def read_inventory(store: Store, run: str) -> Inventory:
+    """Look at a run. A directory without a manifest is not a checkpoint and is left out."""
+    fences = read_fences(store, run)
+    lineage = lineage_of(fences, list_committed(store, run))
+    newest_first = (*reversed(lineage.on), *reversed(lineage.abandoned))
+    records = []
+    for name in newest_first[:INVENTORY_LENGTH]:
+        reference = find_reference(store, run, name)
+        if reference is not None:
+            records.append(reference.record(level_of(store, reference)))
+    return Inventory(fences, lineage, tuple(records))
+
+
+def list_committed(store: Store, run: str) -> tuple[StepName, ...]:
+    """Return the checkpoints of a run, by step and attempt. What has a foreign name, or lost its manifest, is not one."""
+    names = (StepName.parse(name) for name in store.list(f"{run}/{STEPS}"))
+    return tuple(sorted(name for name in names if name is not None and find_reference(store, run, name) is not None))
+
+
+def level_of(store: Store, reference: Reference) -> Level:
+    """Return how much is proven about a committed checkpoint."""
+    return Level.VERIFIED if is_verified(store, reference) else Level.COMMITTED

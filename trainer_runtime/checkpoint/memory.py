@@ -1,0 +1,57 @@
+"""How much memory may still be taken, so that staging is refused with numbers and never ends in the kernel killing the container."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from trainer_runtime.errors import SaveFailed
+
+RESERVE_BYTES: Final = 256 * 1024 * 1024
+"""Left to the rest of the process when a stage is taken: a training step needs some memory that it gave back a moment ago."""
+_UNLIMITED: Final = 1 << 60
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_MEMINFO: Final = Path("/proc/meminfo")
+
+
+def require_memory(wanted: int, purpose: str) -> None:
+    """Raises SaveFailed, with the numbers, when ``wanted`` bytes would not leave RESERVE_BYTES of what is available."""
+    available = available_bytes()
+    if wanted + RESERVE_BYTES > available:
+        raise SaveFailed(
+            f"{purpose} needs {_mib(wanted)} of host memory and leaves {_mib(RESERVE_BYTES)} to the process; "
+            f"available are {_mib(available)} (the smaller of MemAvailable and the container's memory limit less its use)"
+        )
+
+
+def available_bytes(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
+    """Return the smaller of the machine's MemAvailable and what the cgroup's limit leaves, in bytes. Page cache that the kernel can drop
+    counts as available in both."""
+    limits = [_meminfo_available(meminfo), _cgroup_available(cgroup, "memory.max", "memory.current", "inactive_file")]
+    old = cgroup / "memory"
+    limits.append(_cgroup_available(old, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+    return min(limits)
+
+
+def _meminfo_available(path: Path) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return _UNLIMITED
+
+
+def _cgroup_available(directory: Path, limit_name: str, usage_name: str, reclaimable_name: str) -> int:
+    try:
+        limit = (directory / limit_name).read_text().strip()
+        usage = int((directory / usage_name).read_text())
+        statistics = (directory / "memory.stat").read_text()
+    except OSError:  # no such controller here: the machine's number alone counts
+        return _UNLIMITED
+    if limit == "max":
+        return _UNLIMITED
+    reclaimable = next((int(line.split()[1]) for line in statistics.splitlines() if line.startswith(f"{reclaimable_name} ")), 0)
+    return max(0, int(limit) - usage + reclaimable)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 1024**2:,.0f} MiB"

@@ -1,0 +1,249 @@
+"""The start of an attempt in a run's directory: is the store one that all share, may this attempt have it, and where does it begin?
+
+Rank 0 asks and decides, the others are told by exchange, so that all ranks start from the same checkpoint or end for the same reason.
+Nothing in the run is changed before the fence is created, and the fence is the attempt's only claim.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from trainer_runtime.channel.messages import Proceed
+from trainer_runtime.checkpoint.commit import Writer
+from trainer_runtime.checkpoint.documents import find_reference, is_verified
+from trainer_runtime.checkpoint.exchange import Exchange
+from trainer_runtime.checkpoint.fences import create_fence
+from trainer_runtime.checkpoint.inventory import Inventory, read_inventory
+from trainer_runtime.checkpoint.outcome import pack_error, pack_value, unpack
+from trainer_runtime.checkpoint.restore import parse_uri
+from trainer_runtime.checkpoint.verify import mark_verified, verify_checkpoint
+from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
+from trainer_runtime.contract.codec import from_jsonable, to_jsonable
+from trainer_runtime.contract.layout import TMP, StepName, fence_path, is_run_name
+from trainer_runtime.contract.manifest import Fence, Parent
+from trainer_runtime.errors import (
+    CheckpointDamaged,
+    ConfigurationError,
+    ExchangeTimeout,
+    Fenced,
+    Refused,
+    RuntimeProblem,
+    StoreUnavailable,
+)
+from trainer_runtime.store.base import NotInStore, Store
+
+PROBE_SECONDS: Final = 30.0
+"""How long a rank looks for the probe file: longer than the directory caches of network file systems live."""
+OPEN_SECONDS: Final = 1800.0
+"""How long the other ranks wait for rank 0, which may have a checkpoint to verify."""
+_POLL_SECONDS: Final = 0.1
+
+Hold = Callable[[Inventory], Proceed | None]
+"""Tells the operator what was found and returns its answer; None when nobody answered."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An attempt that owns its run."""
+
+    writer: Writer
+    """As given, with the attempt filled in."""
+    resume: ResumePoint | None
+    """Where it starts; None: from nothing."""
+    parents: tuple[Parent, ...]
+    """For the manifests of this attempt."""
+    passed_over: tuple[str, ...] = ()
+    """Newer checkpoints that were found damaged, and why. Without an operator only."""
+
+
+def open_run(
+    store: Store,
+    run: str,
+    writer: Writer,
+    exchange: Exchange,
+    assignment_resume: ResumePoint | None,
+    start_fresh: bool,
+    hold: Hold | None,
+    *,
+    probe_seconds: float = PROBE_SECONDS,
+    open_seconds: float = OPEN_SECONDS,
+) -> Opened:
+    """Take the run for this attempt and return where it starts. Every rank calls it once; all return the same or raise the same.
+
+    ``writer.attempt`` 0 means that there is no operator: the attempt is the highest fence + 1, and it starts from the newest checkpoint on
+    the lineage that is verified, or passes verification now. ``hold`` None: nobody to ask.
+
+    Raises ConfigurationError for a bad run name; StoreUnavailable for a store that is not shared, or not the one the run began in; Refused,
+    with the inventory, for a run that should be empty and is not; Fenced when another attempt owns the run or supersedes this one;
+    CheckpointDamaged when there are checkpoints and none can be used.
+    """
+    if not is_run_name(run):
+        raise ConfigurationError(f"run: {run!r} is not allowed; write small letters, digits, '.', '_' and '-', at most 128 of them")
+    if writer.rank == 0:
+        try:
+            resume_run = _recognise(store, run, assignment_resume)
+            _probe_as_first(store, run, writer, exchange, probe_seconds)
+            opened = _take(store, run, writer, assignment_resume, resume_run, start_fresh, hold)
+        except Exception as error:
+            exchange.put("open/result", pack_error(error))
+            raise
+        exchange.put("open/result", pack_value(to_jsonable(opened)))
+        return opened
+    _probe_as_other(store, run, writer, exchange, probe_seconds)
+    opened = _await_result(exchange, open_seconds)
+    return replace(opened, writer=replace(writer, attempt=opened.writer.attempt))
+
+
+def _await_result(exchange: Exchange, seconds: float) -> Opened:
+    try:
+        return from_jsonable(Opened, unpack(exchange.get("open/result", seconds)))
+    except ExchangeTimeout as error:
+        raise StoreUnavailable(f"rank 0 did not open the run: {error}") from error
+
+
+def _probe_as_first(store: Store, run: str, writer: Writer, exchange: Exchange, seconds: float) -> None:
+    """Write a file, have every rank read it, take it away again: a directory that only looks shared is found before any training."""
+    nonce = uuid.uuid4().hex
+    path = f"{run}/{TMP}/probe-{nonce}"
+    try:
+        store.create(path, nonce.encode())
+    except RuntimeProblem as error:
+        exchange.put("open/probe", pack_error(error))
+        raise
+    try:
+        exchange.put("open/probe", pack_value(nonce))
+        missing = []
+        for rank in range(1, writer.world_size):
+            try:
+                unpack(exchange.get(f"open/probe/{rank}", 2 * seconds))
+            except (ExchangeTimeout, StoreUnavailable) as error:
+                missing.append(f"rank {rank}: {error}")
+        if missing:
+            raise StoreUnavailable(
+                f"{store.uri} is not shared between all workers: a file that rank 0 wrote was not read everywhere\n" + "\n".join(missing)
+            )
+    finally:
+        store.remove(path)
+
+
+def _probe_as_other(store: Store, run: str, writer: Writer, exchange: Exchange, seconds: float) -> None:
+    """Raises nothing: rank 0 makes one error of what all ranks report."""
+    try:
+        nonce = unpack(exchange.get("open/probe", 2 * seconds))
+        found = _await_file(store, f"{run}/{TMP}/probe-{nonce}", seconds)
+        if found != nonce.encode():
+            raise StoreUnavailable(f"{writer.name} read {found!r}")
+    except RuntimeProblem as error:
+        exchange.put(f"open/probe/{writer.rank}", pack_error(StoreUnavailable(f"{writer.name}: {error}")))
+    else:
+        exchange.put(f"open/probe/{writer.rank}", pack_value(True))
+
+
+def _await_file(store: Store, path: str, seconds: float) -> bytes:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return store.read(path)
+        except NotInStore as error:
+            if time.monotonic() >= end:
+                raise StoreUnavailable(f"did not see rank 0's file within {seconds:.0f} s: {error}") from error
+        time.sleep(_POLL_SECONDS)
+
+
+def _recognise(store: Store, run: str, assigned: ResumePoint | None) -> str | None:
+    """Return the run the resume point lies in when it is another one. One of this run was written under a fence; where that fence is not,
+    the volume is another one, and nothing may be created there. Raises StoreUnavailable."""
+    if assigned is None:
+        return None
+    place = parse_uri(assigned.uri)
+    if (place.store_uri, place.run) != (store.uri, run):
+        return place.run
+    if not store.exists(f"{run}/{fence_path(assigned.attempt)}"):
+        raise StoreUnavailable(
+            f"{store.uri}/{run} has no fence of attempt {assigned.attempt}, which wrote the checkpoint to resume from: this is not the "
+            "store that the run began in; is the volume mounted?"
+        )
+    return None
+
+
+def _take(
+    store: Store,
+    run: str,
+    writer: Writer,
+    assigned: ResumePoint | None,
+    resume_run: str | None,
+    start_fresh: bool,
+    hold: Hold | None,
+) -> Opened:
+    found = read_inventory(store, run)
+    if hold is not None:
+        _ask(hold, found, writer, run, assigned)
+    resume = assigned
+    passed_over: tuple[str, ...] = ()
+    if writer.attempt == 0:
+        if assigned is None and not start_fresh:
+            resume, passed_over = _choose(store, run, found)
+        writer = replace(writer, attempt=found.highest.attempt + 1 if found.highest else 1)
+    elif found.highest is not None and found.highest.attempt > writer.attempt:
+        raise Fenced(
+            f"run {run!r} is owned by attempt {found.highest.attempt} of job {found.highest.job_uid or 'unknown'}, this is attempt "
+            f"{writer.attempt}\n{found.describe()}",
+            found.highest.attempt,
+            found.highest.job_uid,
+        )
+    if resume is None and not start_fresh and not found.is_empty:
+        raise Refused(
+            f"run {run!r} holds checkpoints and nothing says where to start; name one to resume from, or allow startFresh\n"
+            + found.describe()
+        )
+    parents: tuple[Parent, ...] = ()
+    if resume is not None:
+        relation = "warm_start" if resume.mode is ResumeMode.WARM_START else "resume"
+        parents = (Parent(resume.step, resume.attempt, resume.manifest_sha256, relation),)
+    create_fence(store, run, Fence(writer.attempt, writer.job.uid, writer.pod_uid, uuid.uuid4().hex, resume, resume_run))
+    return Opened(writer, resume, parents, passed_over)
+
+
+def _ask(hold: Hold, found: Inventory, writer: Writer, run: str, assigned: ResumePoint | None) -> None:
+    """Tell the operator what is here; go on as assigned unless it says otherwise, or is silent while the store knows more than it did."""
+    answer = hold(found)
+    highest = found.highest.attempt if found.highest else 0
+    holder = found.highest.job_uid if found.highest else None
+    if answer is not None and answer.assignment is not None:
+        if answer.assignment.attempt > writer.attempt:
+            raise Fenced(f"attempt {answer.assignment.attempt} supersedes attempt {writer.attempt}", answer.assignment.attempt, holder)
+        return
+    newest = found.lineage.newest
+    if assigned is not None and newest is not None and newest > StepName(assigned.step, assigned.attempt):
+        raise Fenced(
+            f"run {run!r} holds a newer checkpoint (step {newest.step}) than the assigned one (step {assigned.step}), and the operator did "
+            f"not answer\n{found.describe()}",
+            highest,
+            holder,
+        )
+
+
+def _choose(store: Store, run: str, found: Inventory) -> tuple[ResumePoint | None, tuple[str, ...]]:
+    """Without an operator: the newest on the lineage that is proven, or can be proven now. Never from nothing while there is any."""
+    passed_over: list[str] = []
+    first: CheckpointDamaged | None = None
+    for name in reversed(found.lineage.on):
+        reference = find_reference(store, run, name)
+        if reference is None:
+            continue
+        try:
+            if not is_verified(store, reference):
+                verify_checkpoint(store, reference)
+                mark_verified(store, reference, time.time(), "found committed at the start of an attempt")
+        except CheckpointDamaged as error:
+            passed_over.append(str(error))
+            first = first or error
+            continue
+        return reference.resume_point(), tuple(passed_over)
+    if first is not None:
+        raise CheckpointDamaged("no checkpoint of this run can be used:\n" + "\n".join(passed_over), first.checkpoint)
+    return None, ()

@@ -1,0 +1,249 @@
+"""Who writes what. Each rank works out its own part alone, from names, dtypes and shapes, so that no rank has to be asked.
+
+What all ranks hold alike is laid end to end in the order of its names and cut into equal parts, one per rank; a cut falls between two
+rows of a tensor. So eight replicas stage an eighth each. That the parts fit together is proven at commit, not assumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from trainer_runtime.checkpoint.dtypes import ITEM_BYTES, word_for
+from trainer_runtime.checkpoint.image import Placed, header_bytes, page_multiple
+from trainer_runtime.checkpoint.names import find_owner, rank_prefix
+from trainer_runtime.contract.layout import data_path
+from trainer_runtime.contract.manifest import Chunk, TensorEntry
+from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.state.leaves import Kind, Leaf
+
+WHOLE_BYTES: Final = 1024 * 1024
+"""A tensor of at most this many bytes is never cut: a smaller part would cost more in bookkeeping than it saves in copying."""
+MAX_FILE_BYTES: Final = 1024**3
+"""Data bytes per file. SHA-256 runs through a file from its start, so several files are what lets several cores hash."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows ``first_row`` to ``first_row + rows`` of one leaf, and where they lie in their file's data. A tensor without rows is whole."""
+
+    leaf: int
+    """Position of the leaf in the snapshot."""
+    name: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    first_row: int
+    rows: int
+    begin: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, *self.global_shape[1:]) if self.global_shape else ()
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.global_shape or self.rows == self.global_shape[0]
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """One data file: its header's bytes, its pieces in order, and where its image begins in the stage."""
+
+    path: str
+    header: bytes
+    pieces: tuple[Piece, ...]
+    size: int
+    stage_offset: int
+
+
+@dataclass(frozen=True)
+class SavePlan:
+    """One rank's part of every checkpoint that has this structure."""
+
+    files: tuple[FilePlan, ...]
+    tensors: tuple[TensorEntry, ...]
+    """The rank index's tensor list; it depends on the structure alone, so it is made once."""
+    structure_sha256: str
+    """Digest of the replicated leaves' names, dtypes, shapes and aliases: equal on all ranks, or the save is refused."""
+    stage_bytes: int
+
+
+Signature = tuple[tuple[object, ...], ...]
+
+
+def signature_of(leaves: Sequence[Leaf]) -> Signature:
+    """Return all that a plan depends on; two snapshots with equal signatures share a plan."""
+    return tuple(
+        (leaf.name, leaf.tensor.dtype, leaf.tensor.shape, leaf.kind, leaf.replicated, leaf.requires_grad, leaf.alias_of) for leaf in leaves
+    )
+
+
+class Planner:
+    """Plans for one rank, and remembers the newest: a job's structure seldom changes, and a stale plan is never used."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._known: tuple[Signature, SavePlan] | None = None
+
+    def plan(self, leaves: Sequence[Leaf]) -> SavePlan:
+        """Return the plan for ``leaves``. Raises ConfigurationError for a leaf that cannot be saved, naming it."""
+        signature = signature_of(leaves)
+        if self._known is None or self._known[0] != signature:
+            self._known = (signature, build_plan(leaves, self._rank, self._world_size, MAX_FILE_BYTES))
+        return self._known[1]
+
+
+def build_plan(leaves: Sequence[Leaf], rank: int, world_size: int, max_file_bytes: int = MAX_FILE_BYTES) -> SavePlan:
+    """Work out what ``rank`` of ``world_size`` stages and writes. Raises ConfigurationError."""
+    _check_leaves(leaves, rank)
+    shared = sorted((index for index, leaf in enumerate(leaves) if leaf.replicated), key=lambda index: leaves[index].name)
+    own = sorted((index for index, leaf in enumerate(leaves) if not leaf.replicated), key=lambda index: leaves[index].name)
+    written = [_whole(index, leaves[index]) for index in shared if leaves[index].alias_of is None]
+    pieces = _cut(written, rank, world_size)
+    pieces += [_whole(index, leaves[index]) for index in own if leaves[index].alias_of is None]
+    files = _lay_out(pieces, leaves, rank, max_file_bytes)
+    aliases = [index for index in (shared if rank == 0 else []) + own if leaves[index].alias_of is not None]
+    return SavePlan(
+        files=files,
+        tensors=_entries(files, leaves) + tuple(_entry(leaves[index], ()) for index in aliases),
+        structure_sha256=_structure_digest(leaves[index] for index in shared),
+        stage_bytes=sum(page_multiple(file.size) for file in files),
+    )
+
+
+def _check_leaves(leaves: Sequence[Leaf], rank: int) -> None:
+    by_name: dict[str, Leaf] = {}
+    for leaf in leaves:
+        if leaf.name in by_name:
+            raise ConfigurationError(f"{leaf.name}: two tensors have this name")
+        by_name[leaf.name] = leaf
+        word_for(leaf.tensor.dtype, leaf.name)
+        if leaf.tensor.layout is not torch.strided or leaf.tensor.is_meta or hasattr(leaf.tensor, "__tensor_flatten__"):
+            kind = f"{type(leaf.tensor).__name__} ({leaf.tensor.layout}, on {leaf.tensor.device})"
+            raise ConfigurationError(f"{leaf.name}: a {kind} cannot be saved, only a plain, dense tensor that has memory")
+        owner = find_owner(leaf.name)
+        if leaf.replicated and owner is not None:
+            raise ConfigurationError(f"{leaf.name}: carries a rank's name and is said to be the same on all ranks")
+        if not leaf.replicated and owner != rank:
+            raise ConfigurationError(f"{leaf.name}: rank {rank}'s own value must be named {rank_prefix(rank)}…")
+    for leaf in leaves:
+        target = by_name.get(leaf.alias_of) if leaf.alias_of is not None else leaf
+        if target is None or (target is not leaf and target.alias_of is not None):
+            raise ConfigurationError(f"{leaf.name}: is an alias of {leaf.alias_of}, which is not a saved tensor of its own")
+        if (target.tensor.dtype, target.tensor.shape) != (leaf.tensor.dtype, leaf.tensor.shape):
+            raise ConfigurationError(f"{leaf.name}: is an alias of {leaf.alias_of} and differs from it in dtype or shape")
+
+
+def _whole(index: int, leaf: Leaf) -> Piece:
+    shape = tuple(leaf.tensor.shape)
+    return Piece(index, leaf.name, word_for(leaf.tensor.dtype, leaf.name), shape, 0, shape[0] if shape else 1)
+
+
+def _cut(whole: Sequence[Piece], rank: int, world_size: int) -> list[Piece]:
+    """Return this rank's part of the tensors laid end to end; every row falls to exactly one rank, because a cut only moves forward."""
+    total = sum(piece.nbytes for piece in whole)
+    low, high = total * rank // world_size, total * (rank + 1) // world_size
+    mine, start = [], 0
+    for piece in whole:
+        first = 0 if rank == 0 else _rows_before(piece, low - start)
+        last = piece.rows if rank == world_size - 1 else _rows_before(piece, high - start)
+        if last > first or (piece.rows == 0 and _holds_empty(low, high, start, rank, world_size)):
+            mine.append(replace(piece, first_row=first, rows=last - first))
+        start += piece.nbytes
+    return mine
+
+
+def _rows_before(piece: Piece, position: int) -> int:
+    """Return how many of a tensor's rows belong to the ranks before the cut at ``position`` bytes after its start."""
+    if position <= 0:
+        return 0
+    if piece.nbytes <= WHOLE_BYTES or piece.rows <= 1:
+        return piece.rows
+    return min(piece.rows, -(-position * piece.rows // piece.nbytes))
+
+
+def _holds_empty(low: int, high: int, start: int, rank: int, world_size: int) -> bool:
+    """A tensor without rows takes no room between two cuts; it falls to the rank whose part its place lies in."""
+    return (rank == 0 or start >= low) and (rank == world_size - 1 or start < high)
+
+
+def _lay_out(pieces: Sequence[Piece], leaves: Sequence[Leaf], rank: int, max_file_bytes: int) -> tuple[FilePlan, ...]:
+    files: list[FilePlan] = []
+    stage_offset = 0
+    for kind in Kind:
+        of_kind = [piece for piece in pieces if leaves[piece.leaf].kind is kind]
+        of_kind.sort(key=lambda piece: (-ITEM_BYTES[piece.dtype], piece.name))
+        for number, group in enumerate(_split_by_size(of_kind, max_file_bytes)):
+            file = _file_plan(data_path(rank, kind.value, number), group, stage_offset)
+            files.append(file)
+            stage_offset += page_multiple(file.size)
+    return tuple(files)
+
+
+def _split_by_size(pieces: Iterable[Piece], max_file_bytes: int) -> list[list[Piece]]:
+    groups: list[list[Piece]] = [[]]
+    room = max_file_bytes
+    for piece in pieces:
+        rest = piece
+        while (fitting := _rows_that_fit(rest, room, is_first=not groups[-1])) < rest.rows:
+            if fitting > 0:
+                groups[-1].append(replace(rest, rows=fitting))
+                rest = replace(rest, first_row=rest.first_row + fitting, rows=rest.rows - fitting)
+            groups.append([])
+            room = max_file_bytes
+        groups[-1].append(rest)
+        room -= rest.nbytes
+    return [group for group in groups if group]
+
+
+def _rows_that_fit(piece: Piece, room: int, *, is_first: bool) -> int:
+    if piece.nbytes <= max(0, room):
+        return piece.rows
+    fitting = max(0, room) * piece.rows // piece.nbytes
+    return max(1, fitting) if is_first else fitting  # a row larger than a whole file gets a file of its own
+
+
+def _file_plan(path: str, pieces: Iterable[Piece], stage_offset: int) -> FilePlan:
+    placed, end = [], 0
+    for piece in pieces:
+        placed.append(replace(piece, begin=end))
+        end += piece.nbytes
+    header = header_bytes(Placed(piece.name, piece.dtype, piece.shape, piece.begin, piece.begin + piece.nbytes) for piece in placed)
+    return FilePlan(path=path, header=header, pieces=tuple(placed), size=len(header) + end, stage_offset=stage_offset)
+
+
+def _entries(files: Iterable[FilePlan], leaves: Sequence[Leaf]) -> tuple[TensorEntry, ...]:
+    chunks: dict[int, list[Chunk]] = {}
+    for file in files:
+        for piece in file.pieces:
+            offset = (piece.first_row, *(0 for _ in piece.global_shape[1:])) if piece.global_shape else ()
+            chunks.setdefault(piece.leaf, []).append(Chunk(offset, piece.shape, file.path, len(file.header) + piece.begin, piece.nbytes))
+    return tuple(_entry(leaves[index], tuple(chunks[index])) for index in sorted(chunks, key=lambda index: leaves[index].name))
+
+
+def _entry(leaf: Leaf, chunks: tuple[Chunk, ...]) -> TensorEntry:
+    return TensorEntry(
+        name=leaf.name,
+        dtype=word_for(leaf.tensor.dtype, leaf.name),
+        global_shape=tuple(leaf.tensor.shape),
+        chunks=chunks,
+        requires_grad=leaf.requires_grad,
+        alias_of=leaf.alias_of,
+    )
+
+
+def _structure_digest(leaves: Iterable[Leaf]) -> str:
+    hasher = hashlib.sha256()
+    for leaf in leaves:
+        hasher.update(repr((leaf.name, str(leaf.tensor.dtype), tuple(leaf.tensor.shape), leaf.kind.value, leaf.alias_of)).encode())
+    return hasher.hexdigest()

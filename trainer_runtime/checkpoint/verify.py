@@ -1,0 +1,77 @@
+"""Is every byte on the storage what was staged? Read back past the caches, chunk by chunk, against digests taken of memory.
+
+A checkpoint that was written without an error is committed. Only one that passed this is verified, and only verified ones are chosen.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import xxhash
+
+from trainer_runtime.checkpoint.documents import pieces_in, read_documents
+from trainer_runtime.checkpoint.image import BadHeader, check_header, header_length
+from trainer_runtime.checkpoint.reference import Reference
+from trainer_runtime.checkpoint.writer import LANES
+from trainer_runtime.contract.beat import Level
+from trainer_runtime.contract.codec import dumps
+from trainer_runtime.contract.layout import VERIFIED
+from trainer_runtime.contract.manifest import FileEntry, RankIndex, VerifiedMark
+from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
+
+
+def verify_checkpoint(store: Store, reference: Reference) -> None:
+    """Prove a whole committed checkpoint: manifest, indexes, tiling, and every byte of every rank's files. Raises CheckpointDamaged."""
+    for index in read_documents(store, reference).indexes:
+        verify_files(store, reference, index)
+
+
+def verify_files(store: Store, reference: Reference, index: RankIndex) -> None:
+    """Prove one rank's files. Raises CheckpointDamaged for the first that differs, StoreUnavailable when it cannot be read."""
+    with ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="rtj-verify") as pool:
+        for proof in [pool.submit(_verify_file, store, reference, index, file) for file in index.files]:
+            proof.result()
+
+
+def mark_verified(store: Store, reference: Reference, now: float, by: str) -> None:
+    """Write the mark that lets the checkpoint be chosen. A mark that is there already says the same."""
+    mark = VerifiedMark(reference.manifest_sha256, Level.VERIFIED.value, now, by)
+    try:
+        store.create(f"{reference.directory}/{VERIFIED}", dumps(mark).encode())
+    except AlreadyInStore:
+        return
+
+
+def chunk_fault(file: FileEntry, number: int, block: memoryview) -> str | None:
+    """Return what is wrong with a verification chunk's bytes, or None."""
+    if number >= len(file.xxh3_128):
+        return f"has more than its {len(file.xxh3_128)} chunks"
+    if xxhash.xxh3_128_hexdigest(block) == file.xxh3_128[number]:
+        return None
+    return f"chunk {number} (bytes {number * file.chunk_size} to {number * file.chunk_size + len(block)}) is not what was staged"
+
+
+def _verify_file(store: Store, reference: Reference, index: RankIndex, file: FileEntry) -> None:
+    header = bytearray()
+    wanted = 0
+    size = 0
+    try:
+        found = store.size(f"{reference.directory}/{file.path}")
+        if found != file.size:
+            raise reference.damaged(file.path, f"has {found} bytes instead of {file.size}")
+        for number, block in enumerate(store.read_back(f"{reference.directory}/{file.path}", file.chunk_size)):
+            fault = chunk_fault(file, number, block)
+            if fault is not None:
+                raise reference.damaged(file.path, fault)
+            if number == 0:
+                wanted = header_length(bytes(block[:8]))
+            if len(header) < wanted:
+                header += block[: wanted - len(header)]
+            size += len(block)
+        if size != file.size:
+            raise reference.damaged(file.path, f"ends after {size} of {file.size} bytes")
+        check_header(bytes(header), file.size, pieces_in(file, index, len(header)))
+    except NotInStore as error:
+        raise reference.damaged(file.path, "is missing") from error
+    except BadHeader as error:
+        raise reference.damaged(file.path, str(error)) from error
