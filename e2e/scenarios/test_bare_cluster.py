@@ -1,0 +1,78 @@
+"""The bare cluster leaves nothing behind on the machine, however it ended. Brings up its own; only where nodes are namespaces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import kernel
+from e2e.cluster.bare import BareCluster
+from e2e.cluster.build import build
+from e2e.cluster.choice import choose_driver
+from e2e.cluster.settings import STATE_VARIABLE
+from e2e.cluster.tools import CLUSTER_TOOLS
+from e2e.cluster.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+MOMENTS = {
+    "settings changed": "kernel-settings.json",
+    "etcd started": "etcd.proc",
+    "API server started": "kube-apiserver.proc",
+    "first node booted": "nodes/node1/init.proc",
+    "DNS started": "coredns.proc",
+}
+"""Moment of `up` -> the file that appears then."""
+
+
+@pytest.fixture
+def no_cluster(tmp_path: Path) -> Iterator[BareCluster]:
+    """A bare cluster that is not up yet, with its files in a directory of this test."""
+    if not isinstance(choose_driver(lambda line: None), BareCluster):
+        pytest.skip("kind cleans up after itself")
+    build(CLUSTER_TOOLS)
+    cluster = BareCluster(tmp_path / "cluster")
+    # Nothing of it is there yet; but this fails at once if somebody else's cluster is.
+    cluster.down()
+    yield cluster
+    cluster.down()
+
+
+def test_down_leaves_nothing_and_can_be_repeated(no_cluster: BareCluster) -> None:
+    settings = kernel_settings()
+    no_cluster.up(1)
+    assert no_cluster.leftovers()
+    no_cluster.down()
+    assert no_cluster.leftovers() == []
+    no_cluster.down()
+    assert no_cluster.leftovers() == []
+    assert kernel_settings() == settings
+
+
+@pytest.mark.parametrize("file", MOMENTS.values(), ids=MOMENTS.keys())
+def test_down_leaves_nothing_after_up_was_killed_on_its_way(no_cluster: BareCluster, file: str, tmp_path: Path) -> None:
+    settings = kernel_settings()
+    state = tmp_path / "cluster"
+    up = subprocess.Popen(
+        [sys.executable, "-m", "e2e.cluster", "up", "--nodes=1"], env={**os.environ, STATE_VARIABLE: str(state), "CLUSTER": "bare"}
+    )
+    try:
+        wait_until(lambda: (state / file).exists() or up.poll() is not None, f"{file} of a cluster on its way up", 60)
+        assert up.poll() is None
+    finally:
+        up.send_signal(signal.SIGKILL)
+        up.wait()
+    no_cluster.down()
+    assert no_cluster.leftovers() == []
+    assert kernel_settings() == settings
+
+
+def kernel_settings() -> list[str]:
+    """Return the present values of what the cluster may change."""
+    return [Path("/proc/sys", *name.split(".")).read_text() for name in (*kernel.CHANGED_BY_US, *kernel.CHANGED_BY_KUBELET)]
