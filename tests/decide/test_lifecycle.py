@@ -299,6 +299,19 @@ def test_the_last_step_is_written_at_once_when_training_ends() -> None:
     assert world.status.progress is not None and world.status.progress.step == 60
 
 
+def test_a_worker_that_starts_again_does_not_set_the_shown_step_back() -> None:
+    world = World().launch(step=40)
+    world.exit(1)
+    world.settle()
+    world.end_deleted()
+    world.after(60).settle()
+    world.start()
+    world.beat(0, Phase.START, step=0)
+    world.settle()
+    progress = world.status.progress
+    assert progress is not None and (progress.step, progress.phase) == (40, "start")
+
+
 def test_pods_of_a_status_that_was_lost_end_before_the_next_attempt_which_is_above_theirs() -> None:
     world = World().launch()
     world.status = type(world.status)()

@@ -16,6 +16,8 @@ from rtj_operator.decide.workers import Worker, highest_known_attempt
 from trainer_runtime.contract.beat import Beat, CheckpointRecord, Phase
 
 _TRAINING: Final = frozenset(phase.value for phase in (Phase.TRAIN, Phase.SAVE, Phase.EVAL))
+_BEFORE_TRAINING: Final = (Phase.HOLD, Phase.START)
+"""What a worker says of its step here is not the run's: it has not restored anything yet."""
 
 UNKNOWN_OWNER: Final = "unknown"
 """Stands for the job of a fence that was made outside a cluster."""
@@ -92,7 +94,7 @@ def _with_progress(status: JobStatus, workers: tuple[Worker, ...], policy: Polic
     if not beats:
         return status
     newest = max(beats, key=lambda beat: (beat.beat.step if beat.beat.step is not None else -1, -beat.beat.worker_index))
-    before, after = status.progress, _progress(newest)
+    before, after = status.progress, _progress(newest, status.progress)
     is_recent = (
         before is not None
         and before.reported_at is not None
@@ -102,8 +104,10 @@ def _with_progress(status: JobStatus, workers: tuple[Worker, ...], policy: Polic
     return status if is_recent and not is_news else status.evolve(progress=after)
 
 
-def _progress(newest: WorkerBeat) -> Progress:
+def _progress(newest: WorkerBeat, before: Progress | None) -> Progress:
     beat = newest.beat
+    if before is not None and beat.phase in _BEFORE_TRAINING:
+        return before.evolve(phase=beat.phase.value, reported_at=newest.received_at)
     return Progress(
         step=beat.step,
         epoch=beat.epoch,
