@@ -9,9 +9,20 @@ import pytest
 
 from e2e.cluster.build import build
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.tools import API_TOOLS
+from e2e.cluster.waiting import wait_until
 
 CRD = Path(__file__).resolve().parents[1] / "crds" / "rtj.dev_resilienttrainingjobs.yaml"
+
+
+def _serves_jobs(plane: ControlPlane) -> bool:
+    """kubectl wait cannot be used: it fails on a definition that has no condition yet."""
+    try:
+        plane.kubectl("get", "resilienttrainingjobs", "--all-namespaces")
+    except ClusterError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +35,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     try:
         plane.start()
         plane.kubectl("create", "-f", str(CRD))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/resilienttrainingjobs.rtj.dev")
+        wait_until(lambda: _serves_jobs(plane), "the API server to serve resilienttrainingjobs", 30)
         yield plane
     finally:
         plane.stop()

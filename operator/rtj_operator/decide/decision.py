@@ -43,6 +43,8 @@ def decide_with(observation: Observation, now: datetime, policy: Policy) -> Plan
         draft = Draft(job.status)
     else:
         draft = _advance(observation, job.spec, now, policy)
+        if draft.status.phase.is_terminal:
+            draft = draft.wake(_removal_at(job.spec, draft.status))
     return _plan(draft, observation, now, policy)
 
 
@@ -198,11 +200,17 @@ def _finished(draft: Draft, observation: Observation, now: datetime, policy: Pol
     """Terminal is final: only what still runs by accident is ended, and the job removed when its time is over."""
     for pod in stopping.running_pods(observation.pods):
         draft = draft.act(DeletePod(pod.name, pod.uid, policy.stop_grace_seconds))
-    spec, status = observation.job.spec, draft.status
-    if spec is None or spec.ttl_seconds_after_finished is None or status.completion_time is None:
+    at = _removal_at(observation.job.spec, draft.status)
+    if at is None:
         return draft
-    at = status.completion_time + timedelta(seconds=spec.ttl_seconds_after_finished)
     return draft.act(DeleteJob(observation.job.uid)) if at <= now else draft.wake(at)
+
+
+def _removal_at(spec: JobSpec | None, status: JobStatus) -> datetime | None:
+    """Return when a finished job is to be removed; None: never by us."""
+    if spec is None or spec.ttl_seconds_after_finished is None or status.completion_time is None:
+        return None
+    return status.completion_time + timedelta(seconds=spec.ttl_seconds_after_finished)
 
 
 def _with_node_actions(draft: Draft, observation: Observation, now: datetime, policy: Policy) -> Draft:

@@ -1,0 +1,122 @@
+"""All Nodes of the cluster, with the newest sign of life of each. Without the right to read them: an empty map.
+
+The node's own lease is the better sign (renewed every 10 s); a kubelet writes its conditions only every 5 min when nothing changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Final
+
+from rtj_operator.cluster.client import KubeClient
+from rtj_operator.cluster.errors import ApiError
+from rtj_operator.cluster.informer import Informer, Source
+from rtj_operator.cluster.times import parse_time
+from rtj_operator.decide.observation import NodeCondition, NodeView, Taint
+
+log = logging.getLogger(__name__)
+
+NODES_PATH: Final = "/api/v1/nodes"
+NODE_LEASES_PATH: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+OURS: Final = "rtj.dev/"
+
+
+def parse_node(node: dict[str, Any]) -> NodeView:
+    """Return the slim record of a Node; ``lease_renewed_at`` is the newest heartbeat of its conditions until a lease says more."""
+    metadata, status = node["metadata"], node.get("status") or {}
+    conditions = tuple(
+        NodeCondition(
+            type=condition["type"],
+            status=condition["status"],
+            reason=condition.get("reason", ""),
+            message=condition.get("message", ""),
+            transitioned_at=parse_time(condition.get("lastTransitionTime")),
+            heartbeat_at=parse_time(condition.get("lastHeartbeatTime")),
+        )
+        for condition in status.get("conditions") or ()
+    )
+    ready = next((condition for condition in conditions if condition.type == "Ready"), None)
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return NodeView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        ready=ready.status if ready else "Unknown",
+        resource_version=metadata["resourceVersion"],
+        boot_id=(status.get("nodeInfo") or {}).get("bootID", ""),
+        unschedulable=bool((node.get("spec") or {}).get("unschedulable")),
+        conditions=conditions,
+        taints=tuple(Taint(taint["key"], taint["effect"], taint.get("value", "")) for taint in taints),
+        labels=metadata.get("labels") or {},
+        annotations={key: value for key, value in (metadata.get("annotations") or {}).items() if key.startswith(OURS)},
+        lease_renewed_at=max((c.heartbeat_at for c in conditions if c.heartbeat_at is not None), default=None),
+    )
+
+
+def parse_lease(lease: dict[str, Any]) -> datetime | None:
+    """Return when a node's lease was last renewed."""
+    return parse_time((lease.get("spec") or {}).get("renewTime"))
+
+
+class NodeCache:
+    """Every Node by name. ``on_change`` gets the node's name for every change but a mere sign of life."""
+
+    def __init__(self, client: KubeClient, on_change: Callable[[str], None]) -> None:
+        self._client = client
+        self._on_change = on_change
+        self._nodes: dict[str, NodeView] = {}
+        self._renewed: dict[str, datetime] = {}
+        self.informers: list[Informer[Any]] = []
+
+    async def prepare(self) -> None:
+        """Find out what may be read, and make the informers for it. Without node rights there is none."""
+        if not await self._is_readable(NODES_PATH):
+            log.warning("no right to list nodes: lost nodes are recognised by their pods alone, and none is excluded or cordoned")
+            return
+        self.informers.append(Informer(self._client, Source(NODES_PATH), parse_node, self._node_changed))
+        if await self._is_readable(NODE_LEASES_PATH):
+            self.informers.append(Informer(self._client, Source(NODE_LEASES_PATH), parse_lease, self._lease_changed))
+        else:
+            log.warning("no right to list leases in kube-node-lease: a node's last sign of life is its conditions' heartbeat")
+
+    def all(self) -> Mapping[str, NodeView]:
+        """Return a copy of the map of all Nodes."""
+        return dict(self._nodes)
+
+    def count_annotated(self, annotation: str) -> int:
+        """Return how many Nodes carry that annotation of ours."""
+        return sum(annotation in node.annotations for node in self._nodes.values())
+
+    async def _is_readable(self, path: str) -> bool:
+        try:
+            await self._client.request("GET", path, query=[("limit", "1")])
+        except ApiError as error:
+            if error.status in (401, 403):
+                return False
+            raise
+        return True
+
+    def _node_changed(self, name: str, _before: NodeView | None, after: NodeView | None) -> None:
+        if after is None:
+            self._nodes.pop(name, None)
+        else:
+            self._nodes[name] = _with_sign(after, self._renewed.get(name))
+        self._on_change(name)
+
+    def _lease_changed(self, key: str, _before: datetime | None, after: datetime | None) -> None:
+        name = key.rpartition("/")[2]
+        if after is None:
+            self._renewed.pop(name, None)
+            return
+        self._renewed[name] = after
+        node = self._nodes.get(name)
+        if node is not None:
+            self._nodes[name] = _with_sign(node, after)
+
+
+def _with_sign(node: NodeView, renewed: datetime | None) -> NodeView:
+    if renewed is None or (node.lease_renewed_at is not None and node.lease_renewed_at >= renewed):
+        return node
+    return replace(node, lease_renewed_at=renewed)

@@ -1,0 +1,78 @@
+"""Puts together what one pass may look at: caches, beats, ledger and the few facts that must be asked for. It judges nothing."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rtj_operator.api.v1alpha1 import Job
+from rtj_operator.cluster.nodes import NodeCache
+from rtj_operator.cluster.outage import OutageTracker
+from rtj_operator.cluster.pods import PodCache
+from rtj_operator.decide.observation import CreateRefusal, Observation, StoreView
+from rtj_operator.heartbeat.beats import BeatBook
+from rtj_operator.manifests.base import ManifestStore
+from rtj_operator.reconcile.api_facts import ApiFacts
+from rtj_operator.reconcile.job_cache import JobCache
+from rtj_operator.reconcile.refusals import Refusals
+
+
+class Observer:
+    """Makes one Observation of one job."""
+
+    def __init__(
+        self,
+        jobs: JobCache,
+        pods: PodCache,
+        nodes: NodeCache,
+        beats: BeatBook,
+        store: ManifestStore,
+        facts: ApiFacts,
+        refusals: Refusals,
+        outage: OutageTracker,
+    ) -> None:
+        self._jobs = jobs
+        self._pods = pods
+        self._nodes = nodes
+        self._beats = beats
+        self._store = store
+        self._facts = facts
+        self._refusals = refusals
+        self._outage = outage
+        self._synced_at: datetime | None = None
+
+    def caches_synced(self, at: datetime) -> None:
+        """Take note that pods and nodes had their first full list."""
+        self._synced_at = at
+
+    async def observe(self, job: Job, now: datetime) -> Observation:
+        """Return all that is known about the job now. Raises ApiError or ApiUnreachable when a fact cannot be had."""
+        # What must be asked for comes first, so that everything below is read at one moment, without a wait in between.
+        template_check = await self._facts.template_check(job, now)
+        service_exists = job.is_finished or await self._facts.service_exists(job, now)
+        node_rights = await self._facts.node_rights(now)
+        latest = self._jobs.get(job.key)
+        job = latest if latest is not None and latest.uid == job.uid else job
+        pods = self._pods.of_job(job.namespace, job.uid)
+        pod_uids = frozenset(pod.uid for pod in pods)
+        self._beats.forget_pods(job.uid, pod_uids)
+        refusals: tuple[CreateRefusal, ...] = self._refusals.of_job(job.uid)
+        return Observation(
+            job=job,
+            pods=pods,
+            nodes=self._nodes.all(),
+            beats=self._beats.of_job(job.uid, pod_uids),
+            senders=self._beats.senders(self._is_running, now, self._outage.until()),
+            store=StoreView(records=self._store.pending(job.uid)),
+            spec_error=job.spec_error,
+            service_exists=service_exists,
+            run_owner=self._jobs.run_owner(job),
+            live_job_uids=self._jobs.live_uids(),
+            template_check=template_check,
+            refusals=refusals,
+            node_rights=node_rights,
+            caches_synced_at=self._synced_at,
+        )
+
+    def _is_running(self, pod_uid: str) -> bool:
+        record = self._pods.find(pod_uid)
+        return record is not None and record.view.phase == "Running" and record.view.deleting_since is None

@@ -1,0 +1,57 @@
+"""Which live job owns a run directory: the one that launched, else the oldest. Two writers would shut each other out by fences.
+
+It says who; what a job that is not the owner does is decided in `decide`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from rtj_operator.api.v1alpha1 import Job
+from rtj_operator.build.errors import UnusableSpec
+from rtj_operator.build.run_key import run_key
+from rtj_operator.decide.observation import RunOwner
+
+
+class RunIndex:
+    """Jobs by run directory. What names the directory is immutable in a spec, so it is computed once per job."""
+
+    def __init__(self) -> None:
+        self._key_of: dict[str, str] = {}
+        self._uids: dict[str, set[str]] = defaultdict(set)
+
+    def note(self, job: Job) -> None:
+        """Take a job in; one whose spec cannot be used owns nothing."""
+        if job.uid in self._key_of:
+            return
+        try:
+            key = run_key(job)
+        except UnusableSpec:
+            return
+        self._key_of[job.uid] = key
+        self._uids[key].add(job.uid)
+
+    def forget(self, job: Job) -> None:
+        """Take out a job that is gone."""
+        key = self._key_of.pop(job.uid, None)
+        if key is not None:
+            self._uids[key].discard(job.uid)
+            if not self._uids[key]:
+                del self._uids[key]
+
+    def find_owner(self, job: Job, by_uid: Callable[[str], Job | None]) -> RunOwner | None:
+        """Return the other live job that owns this job's run directory; None when the job owns it itself."""
+        key = self._key_of.get(job.uid)
+        if key is None:
+            return None
+        rivals = [by_uid(uid) for uid in self._uids[key] if uid != job.uid]
+        live = [rival for rival in rivals if rival is not None and not rival.is_finished]
+        owner = min([job, *live], key=_claim)
+        return None if owner is job else RunOwner(owner.namespace, owner.name)
+
+
+def _claim(job: Job) -> tuple[bool, datetime, str]:
+    # Creation times are whole seconds, so two jobs of one second are told apart by uid; whoever runs already must not lose by that.
+    return (job.status.attempt == 0, job.creation_timestamp or datetime.max.replace(tzinfo=UTC), job.uid)
