@@ -26,12 +26,13 @@ from trainer_runtime.channel.messages import (
     Raised,
     Recorded,
     Save,
+    SaveAbandoned,
     SaveAndStop,
     Up,
 )
 from trainer_runtime.channel.server import Joined, Received, Server
 from trainer_runtime.contract.assignment import Assignment
-from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RecordKey
+from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RecordKey, SaveFailure
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.exit_report import DamagedCheckpoint, Outcome
 
@@ -41,7 +42,8 @@ KEY = RecordKey("run", 5, 1, Level.VERIFIED)
 UPS: list[Up] = [
     Progress(rank=2, phase=Phase.TRAIN, step=7, epoch=1, loss=float("inf"), step_seconds=0.5, phase_limits={"train": 60.0}),
     Recorded(RECORD),
-    Holding((RECORD,), highest_fence=3, fence_job_uid="uid"),
+    Holding((RECORD,), highest_fence=3, fence_job_uid="uid", quiet_seconds=-1.5),
+    SaveAbandoned(SaveFailure(step=5, reason="no space left on the device", count=2)),
     DeleteProposed((KEY,)),
     Raised(rank=1, at_ns=1_700_000_000_123_456_789, exception="ValueError: bad\nline", step=4),
     Ending(rank=0, outcome=Outcome.DAMAGED, message="m", checkpoint=DamagedCheckpoint(5, 1, "ab", "data/x", "digest")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.checkpoint.world import RUN, attempt_on, open_world, point, state, st
 from trainer_runtime.channel.messages import Proceed
 from trainer_runtime.checkpoint.exchange import LocalExchange
 from trainer_runtime.checkpoint.fences import read_fences
-from trainer_runtime.checkpoint.inventory import Inventory
+from trainer_runtime.checkpoint.inventory import Inventory, find_newest_change, read_inventory
 from trainer_runtime.checkpoint.opening import open_run
 from trainer_runtime.contract.assignment import Assignment, ResumeMode, ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord, Level
@@ -131,6 +132,67 @@ def test_what_the_operators_answer_leads_to(store: PosixStore, answer: Proceed |
         with pytest.raises(Fenced, match=fenced):
             open_world([store], attempt=2, resume=resume, hold=lambda found: answer)
         assert [fence.attempt for fence in read_fences(store, RUN)] == [1]
+
+
+@pytest.mark.parametrize("answer", [pytest.param(None, id="no answer"), pytest.param(Proceed(None), id="an answer without orders")])
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_another_jobs_run_is_not_entered_without_the_operators_word(store: PosixStore, answer: Proceed | None, attempt: int) -> None:
+    records = committed(store, 10)
+    with pytest.raises(Fenced, match="owned by attempt 1 of job job-a") as caught:
+        open_world([store], attempt=attempt, job="job-b", resume=point(records[0]), hold=lambda found: answer)
+    assert (caught.value.highest_fence, caught.value.fence_job_uid) == (1, "job-a")
+    assert [fence.attempt for fence in read_fences(store, RUN)] == [1]
+
+
+def test_another_jobs_run_is_taken_over_on_the_operators_word(store: PosixStore) -> None:
+    records = committed(store, 10)
+    (opened,) = open_world([store], attempt=2, job="job-b", resume=point(records[0]), hold=lambda found: Proceed(assignment(2)))
+    assert opened.resume == point(records[0])
+    assert read_fences(store, RUN)[-1].job_uid == "job-b"
+
+
+def test_an_inventory_says_what_was_abandoned(store: PosixStore) -> None:
+    records = committed(store, 10, 20)
+    with attempt_on(store, attempt=2, resume=point(records[0])) as attempt:
+        attempt.saved(15, [state(15.0)])
+    found = [(record.step, record.abandoned) for record in read_inventory(store, RUN).records]
+    assert found == [(15, False), (10, False), (20, True)]
+
+
+def test_without_any_fence_nothing_counts_as_abandoned(store: PosixStore) -> None:
+    committed(store, 10)
+    store.remove(f"{RUN}/fences")
+    assert [record.abandoned for record in read_inventory(store, RUN).records] == [False]
+
+
+CHANGES = [
+    pytest.param("fences/00000002", id="a fence"),
+    pytest.param("steps/0000000020-00000001/verified.json", id="a checkpoint's mark"),
+    pytest.param("tmp/0000000030-00000001/data/00000-model-0.safetensors", id="a save in flight"),
+]
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_when_a_run_last_changed(store: PosixStore, tmp_path: Path, path: str) -> None:
+    committed(store, 10, 20)
+    store.remove(f"{RUN}/{path}")
+    store.create(f"{RUN}/{path}", b"x")
+    root = Path(store.uri.removeprefix("file://")) / RUN
+    for old in root.rglob("*"):
+        os.utime(old, (1000.0, 1000.0))
+    os.utime(root / path if "tmp" in path or "fences" in path else (root / path).parent, (5000.0, 5000.0))
+    assert find_newest_change(store, RUN) == 5000.0
+
+
+def test_the_probe_of_a_start_is_no_change_of_the_run(store: PosixStore) -> None:
+    committed(store, 10)
+    before = find_newest_change(store, RUN)
+    store.create(f"{RUN}/tmp/probe-0123", b"x")
+    assert find_newest_change(store, RUN) == before
+
+
+def test_an_empty_run_never_changed(store: PosixStore) -> None:
+    assert find_newest_change(store, RUN) is None
 
 
 def test_a_resume_point_whose_fence_is_not_here_means_another_store(store: PosixStore) -> None:

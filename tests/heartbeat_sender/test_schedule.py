@@ -6,7 +6,18 @@ import dataclasses
 
 import pytest
 
-from trainer_runtime.contract.beat import BEAT_SECONDS, MAX_BODY_BYTES, Beat, CheckpointRecord, Directive, Level, Phase, RecordKey, Reply
+from trainer_runtime.contract.beat import (
+    BEAT_SECONDS,
+    MAX_BODY_BYTES,
+    Beat,
+    CheckpointRecord,
+    Directive,
+    Level,
+    Phase,
+    RecordKey,
+    Reply,
+    SaveFailure,
+)
 from trainer_runtime.contract.codec import loads
 from trainer_runtime.contract.evidence import Evidence, Source, Strength
 from trainer_runtime.contract.exit_report import ExitReport, Outcome
@@ -31,6 +42,7 @@ def record(step: int, level: Level = Level.VERIFIED) -> CheckpointRecord:
         pytest.param({"evidence": (EVIDENCE,)}, True, id="evidence"),
         pytest.param({"records": (record(5),)}, True, id="record"),
         pytest.param({"failure": REPORT}, True, id="failure"),
+        pytest.param({"save_failure": SaveFailure(5, "no space left")}, True, id="a save that failed"),
         pytest.param({"attempt": 2}, True, id="attempt"),
         pytest.param({"inventory": (record(5),)}, True, id="inventory"),
     ],

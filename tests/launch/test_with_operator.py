@@ -11,7 +11,7 @@ import pytest
 from tests.heartbeat_sender.beat_server import BeatServer
 from tests.launch.harness import Launcher, Running, free_port
 from trainer_runtime.contract.assignment import Assignment
-from trainer_runtime.contract.beat import Beat, CheckpointRecord, Directive, Level, Phase, Reply
+from trainer_runtime.contract.beat import Beat, CheckpointRecord, Directive, Level, Phase, Reply, SaveFailure
 from trainer_runtime.contract.exit_report import Outcome
 
 RECORD = CheckpointRecord("run", 5, 1, "file:///s", "ab" * 32, Level.VERIFIED)
@@ -106,7 +106,7 @@ def test_rank_0_holds_until_the_operator_names_the_assignment(launcher: Launcher
         """
         found = CheckpointRecord("run", 5, 1, "file:///s", "ab" * 32, Level.VERIFIED)
         client.send(Progress(rank, Phase.HOLD))
-        client.send(Holding((found,), 2, "other-job"))
+        client.send(Holding((found,), 2, "other-job", 61.5))
         proceed = client.wait(Proceed, 60)
         open("proceed", "w").write(str(proceed.assignment.attempt))
         client.send(Ending(rank, Outcome.FENCED, "superseded", highest_fence=2, fence_job_uid="other-job"))
@@ -121,8 +121,30 @@ def test_rank_0_holds_until_the_operator_names_the_assignment(launcher: Launcher
     holds = [beat for beat in operator.beats if beat.phase is Phase.HOLD]
     hold = holds[0]
     assert len(holds) >= 3
-    assert (hold.inventory, hold.highest_fence, hold.fence_job_uid) == ((RECORD,), 2, "other-job")
+    assert (hold.inventory, hold.highest_fence, hold.fence_job_uid, hold.quiet_seconds) == ((RECORD,), 2, "other-job", 61.5)
     assert (run.report.outcome, run.report.highest_fence, run.report.fence_job_uid) == (Outcome.FENCED, 2, "other-job")
+
+
+def test_a_failed_save_is_beaten_until_the_next_verified_one(launcher: Launcher, operator: BeatServer) -> None:
+    run = start(
+        launcher,
+        operator,
+        """
+        from trainer_runtime.contract.beat import SaveFailure
+        client.send(SaveAbandoned(SaveFailure(4, "no space left on the device", 2)))
+        while not os.path.exists("repaired"):
+            time.sleep(0.05)
+        client.send(Recorded(CheckpointRecord("run", 5, 1, "file:///s", "ab" * 32, Level.COMMITTED)))
+        client.send(Recorded(CheckpointRecord("run", 5, 1, "file:///s", "ab" * 32, Level.VERIFIED)))
+        client.send(Ending(rank, Outcome.DONE))
+        """,
+        assign(),
+    )
+    beats = operator.wait_for(lambda beats: any(beat.save_failure for beat in beats), "the failed save", 60)
+    assert beats[-1].save_failure == SaveFailure(4, "no space left on the device", 2)
+    (launcher.folder / "repaired").touch()
+    assert run.wait() == 0
+    assert operator.beats[-1].save_failure is None
 
 
 def test_granted_deletions_reach_the_rank_that_proposed_them(launcher: Launcher, operator: BeatServer) -> None:

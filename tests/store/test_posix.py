@@ -6,7 +6,9 @@ import os
 import resource
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from mmap import mmap
 from pathlib import Path
 
@@ -15,8 +17,6 @@ import pytest
 from trainer_runtime.errors import StoreUnavailable
 from trainer_runtime.store.base import AlreadyInStore, NotInStore
 from trainer_runtime.store.posix import PosixStore
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system, which only root may")
 
 
 @pytest.fixture
@@ -27,6 +27,8 @@ def store(tmp_path: Path) -> PosixStore:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
+    if os.geteuid() != 0:
+        pytest.fail("mounting a small file system needs root")
     path = tmp_path / "small"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=True)
@@ -154,7 +156,6 @@ WRITES: list[object] = [
 ]
 
 
-@needs_root
 @pytest.mark.parametrize(("act", "message"), WRITES)
 def test_a_full_disk_is_named_and_no_part_of_a_file_stays(small_disk: Path, act: Callable[[PosixStore], None], message: str) -> None:
     with pytest.raises(StoreUnavailable, match=f"{message}: no space left on the device"):
@@ -162,7 +163,6 @@ def test_a_full_disk_is_named_and_no_part_of_a_file_stays(small_disk: Path, act:
     assert os.listdir(small_disk / "run") == []
 
 
-@needs_root
 @pytest.mark.parametrize(("act", "message"), WRITES)
 def test_a_read_only_file_system_is_named(small_disk: Path, act: Callable[[PosixStore], None], message: str) -> None:
     (small_disk / "run").mkdir()
@@ -182,11 +182,23 @@ def test_a_limit_on_file_sizes_is_named_and_no_part_of_the_file_stays(store: Pos
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_permission_is_named(store: PosixStore, tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    with pytest.raises(StoreUnavailable, match="cannot create .*/a: permission denied"):
-        store.create("a", b"")
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may write everywhere, so for a while be somebody who may not."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def test_a_directory_without_permission_is_named() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o555)
+        with as_nobody(), pytest.raises(StoreUnavailable, match="cannot create .*/a: permission denied"):
+            PosixStore(Path(name)).create("a", b"")
 
 
 def test_a_file_where_a_directory_should_be_is_not_in_the_store(store: PosixStore) -> None:

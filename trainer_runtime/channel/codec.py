@@ -20,6 +20,7 @@ from trainer_runtime.channel.messages import (
     Raised,
     Recorded,
     Save,
+    SaveAbandoned,
     SaveAndStop,
     Up,
 )
@@ -39,7 +40,9 @@ class Hello:
 
 M = TypeVar("M")
 
-_UP: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in (Hello, Progress, Recorded, Holding, DeleteProposed, Raised, Ending)}
+_UP: Final[dict[str, type[Any]]] = {
+    kind.__name__: kind for kind in (Hello, Progress, Recorded, Holding, SaveAbandoned, DeleteProposed, Raised, Ending)
+}
 _DOWN: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in (SaveAndStop, Save, Proceed, MayDelete)}
 
 

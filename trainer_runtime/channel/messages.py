@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainer_runtime.contract.assignment import Assignment
-from trainer_runtime.contract.beat import CheckpointRecord, Phase, RecordKey
+from trainer_runtime.contract.beat import CheckpointRecord, Phase, RecordKey, SaveFailure
 from trainer_runtime.contract.exit_report import DamagedCheckpoint, Outcome
 
 
@@ -39,6 +39,15 @@ class Holding:
     inventory: tuple[CheckpointRecord, ...]
     highest_fence: int | None
     fence_job_uid: str | None
+    quiet_seconds: float | None = None
+    """How long the run has not changed; only asked when the fence is another job's."""
+
+
+@dataclass(frozen=True)
+class SaveAbandoned:
+    """Up, from rank 0: a save failed and training goes on. The next verified record takes it back."""
+
+    failure: SaveFailure
 
 
 @dataclass(frozen=True)
@@ -99,5 +108,5 @@ class MayDelete:
     keys: tuple[RecordKey, ...]
 
 
-Up = Progress | Recorded | Holding | DeleteProposed | Raised | Ending
+Up = Progress | Recorded | Holding | SaveAbandoned | DeleteProposed | Raised | Ending
 Down = SaveAndStop | Save | Proceed | MayDelete

@@ -1,7 +1,11 @@
-"""What lies in a run's directory, read from the store: fences, committed checkpoints, which of them are on the lineage and verified."""
+"""What lies in a run's directory, read from the store: fences, committed checkpoints, which of them are on the lineage and verified.
+
+And when anything there last changed, for the question whether another job still writes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,9 +14,9 @@ from trainer_runtime.checkpoint.fences import read_fences
 from trainer_runtime.checkpoint.lineage import Lineage, lineage_of
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.contract.beat import CheckpointRecord, Level
-from trainer_runtime.contract.layout import STEPS, StepName
+from trainer_runtime.contract.layout import FENCES, PROBE, STEPS, TMP, StepName
 from trainer_runtime.contract.manifest import Fence
-from trainer_runtime.store.base import Store
+from trainer_runtime.store.base import NotInStore, Store
 
 INVENTORY_LENGTH: Final = 20
 """How many of the newest checkpoints are told to the operator before an attempt starts."""
@@ -57,7 +61,9 @@ def read_inventory(store: Store, run: str) -> Inventory:
     for name in newest_first[:INVENTORY_LENGTH]:
         reference = find_reference(store, run, name)
         if reference is not None:
-            records.append(reference.record(level_of(store, reference)))
+            # without any fence nothing is known to have left the lineage; the start ends for the missing fence, not by starting over
+            is_abandoned = bool(fences) and name not in lineage.on
+            records.append(reference.record(level_of(store, reference), abandoned=is_abandoned))
     return Inventory(fences, lineage, tuple(records))
 
 
@@ -65,6 +71,37 @@ def list_committed(store: Store, run: str) -> tuple[StepName, ...]:
     """Return the checkpoints of a run, by step and attempt. What has a foreign name, or lost its manifest, is not one."""
     names = (StepName.parse(name) for name in store.list(f"{run}/{STEPS}"))
     return tuple(sorted(name for name in names if name is not None and find_reference(store, run, name) is not None))
+
+
+def find_newest_change(store: Store, run: str) -> float | None:
+    """Return when fences, checkpoints or a save in flight last changed, as Unix seconds by the store's clock; None when there is nothing.
+
+    The probe of a start is no sign of life: every attempt that comes to look writes one.
+    """
+    paths = [f"{run}/{FENCES}", f"{run}/{STEPS}"]
+    paths += [f"{run}/{folder}/{name}" for folder in (FENCES, STEPS) for name in store.list(f"{run}/{folder}")]
+    for name in store.list(f"{run}/{TMP}"):
+        if not name.startswith(PROBE):
+            paths += _tree(store, f"{run}/{TMP}/{name}")
+    return max((at for path in paths if (at := _find_change(store, path)) is not None), default=None)
+
+
+def _find_change(store: Store, path: str) -> float | None:
+    try:
+        return store.modified_at(path)
+    except NotInStore:
+        return None  # moved or committed since it was listed
+
+
+def _tree(store: Store, path: str) -> Iterator[str]:
+    """A directory does not change when a file below its own directories grows, so a save in flight is looked at whole."""
+    yield path
+    try:
+        names = store.list(path)
+    except NotInStore:
+        return  # a file
+    for name in names:
+        yield from _tree(store, f"{path}/{name}")
 
 
 def level_of(store: Store, reference: Reference) -> Level:

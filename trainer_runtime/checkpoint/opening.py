@@ -23,7 +23,7 @@ from trainer_runtime.checkpoint.restore import parse_uri
 from trainer_runtime.checkpoint.verify import mark_verified, verify_checkpoint
 from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
 from trainer_runtime.contract.codec import from_jsonable, to_jsonable
-from trainer_runtime.contract.layout import TMP, StepName, fence_path, is_run_name
+from trainer_runtime.contract.layout import PROBE, TMP, StepName, fence_path, is_run_name
 from trainer_runtime.contract.manifest import Fence, Parent
 from trainer_runtime.errors import (
     CheckpointDamaged,
@@ -108,7 +108,7 @@ def _await_result(exchange: Exchange, seconds: float) -> Opened:
 def _probe_as_first(store: Store, run: str, writer: Writer, exchange: Exchange, seconds: float) -> None:
     """Write a file, have every rank read it, take it away again: a directory that only looks shared is found before any training."""
     nonce = uuid.uuid4().hex
-    path = f"{run}/{TMP}/probe-{nonce}"
+    path = f"{run}/{TMP}/{PROBE}{nonce}"
     try:
         store.create(path, nonce.encode())
     except RuntimeProblem as error:
@@ -134,7 +134,7 @@ def _probe_as_other(store: Store, run: str, writer: Writer, exchange: Exchange, 
     """Raises nothing: rank 0 makes one error of what all ranks report."""
     try:
         nonce = unpack(exchange.get("open/probe", 2 * seconds))
-        found = _await_file(store, f"{run}/{TMP}/probe-{nonce}", seconds)
+        found = _await_file(store, f"{run}/{TMP}/{PROBE}{nonce}", seconds)
         if found != nonce.encode():
             raise StoreUnavailable(f"{writer.name} read {found!r}")
     except RuntimeProblem as error:
@@ -209,7 +209,10 @@ def _take(
 
 
 def _ask(hold: Hold, found: Inventory, writer: Writer, run: str, assigned: ResumePoint | None) -> None:
-    """Tell the operator what is here; go on as assigned unless it says otherwise, or is silent while the store knows more than it did."""
+    """Tell the operator what is here; go on as assigned unless it says otherwise, or is silent while the store knows more than it did.
+
+    Another job's run is never entered in silence: that job may be alive where this operator cannot see it.
+    """
     answer = hold(found)
     highest = found.highest.attempt if found.highest else 0
     holder = found.highest.job_uid if found.highest else None
@@ -217,6 +220,13 @@ def _ask(hold: Hold, found: Inventory, writer: Writer, run: str, assigned: Resum
         if answer.assignment.attempt > writer.attempt:
             raise Fenced(f"attempt {answer.assignment.attempt} supersedes attempt {writer.attempt}", answer.assignment.attempt, holder)
         return
+    if found.highest is not None and holder != writer.job.uid:
+        raise Fenced(
+            f"run {run!r} is owned by attempt {highest} of job {holder or 'unknown'}, and the operator did not say that job "
+            f"{writer.job.uid or 'unknown'} may take it over\n{found.describe()}",
+            highest,
+            holder,
+        )
     newest = found.lineage.newest
     if assigned is not None and newest is not None and newest > StepName(assigned.step, assigned.attempt):
         raise Fenced(

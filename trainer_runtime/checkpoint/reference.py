@@ -34,9 +34,9 @@ class Reference:
         damage = DamagedCheckpoint(self.name.step, self.name.attempt, self.manifest_sha256, file, reason)
         return CheckpointDamaged(f"{self.uri}/{file}: {reason}", damage)
 
-    def record(self, level: Level) -> CheckpointRecord:
+    def record(self, level: Level, *, abandoned: bool = False) -> CheckpointRecord:
         """Return what is told about it."""
-        return CheckpointRecord(self.run, self.name.step, self.name.attempt, self.uri, self.manifest_sha256, level)
+        return CheckpointRecord(self.run, self.name.step, self.name.attempt, self.uri, self.manifest_sha256, level, abandoned=abandoned)
 
     def resume_point(self, mode: ResumeMode = ResumeMode.STRICT) -> ResumePoint:
         """Return the orders to start from it."""

@@ -14,6 +14,8 @@ from trainer_runtime.contract.codec import CONTRACT_VERSION
 from trainer_runtime.contract.evidence import Evidence
 from trainer_runtime.contract.exit_report import ExitReport
 
+MAX_REASON_CHARACTERS: Final = 300
+"""Of a save's failure: room for a store's path and the cause."""
 MAX_BODY_BYTES: Final = 64 * 1024
 BEAT_PATH: Final = "/v1/beat"
 BEAT_SECONDS: Final = 5.0
@@ -85,6 +87,21 @@ class RankSummary:
 
 
 @dataclass(frozen=True)
+class SaveFailure:
+    """The newest save was abandoned while training goes on."""
+
+    step: int
+    """The step that was to be saved."""
+    reason: str
+    """Path and cause, in words."""
+    count: int = 1
+    """Saves in a row that failed, this one included."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", self.reason[:MAX_REASON_CHARACTERS])
+
+
+@dataclass(frozen=True)
 class Beat:
     """One worker's state. ``sent_at`` is Unix time in seconds by the worker's clock; the operator judges liveness by its own."""
 
@@ -113,6 +130,11 @@ class Beat:
     """In phase hold: the highest fence worker 0 sees in the store, None when there is none."""
     fence_job_uid: str | None = None
     """Whose that fence is."""
+    quiet_seconds: float | None = None
+    """In phase hold, when that fence is another job's: how long ago the run last changed, by the clocks of store and worker; negative when
+    the store's is ahead. None: unknown."""
+    save_failure: SaveFailure | None = None
+    """From worker 0: the newest save failed; None again from the next verified one."""
     delete_proposals: tuple[RecordKey, ...] = ()
     failure: ExitReport | None = None
     evidence: tuple[Evidence, ...] = ()

@@ -11,6 +11,8 @@ TMP: Final = "tmp"
 FENCES: Final = "fences"
 FROZEN: Final = "frozen"
 TRASH: Final = "trash"
+PROBE: Final = "probe-"
+"""Beginning of the name, in `tmp/`, of the file by which a start finds out whether the store is shared."""
 MANIFEST: Final = "manifest.json"
 VERIFIED: Final = "verified.json"
 RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")

@@ -49,6 +49,8 @@ class Composer:
             inventory=state.inventory,
             highest_fence=state.highest_fence,
             fence_job_uid=state.fence_job_uid,
+            quiet_seconds=state.quiet_seconds,
+            save_failure=state.save_failure,
             delete_proposals=state.delete_proposals,
             failure=state.failure,
             evidence=state.evidence,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trainer_runtime.contract.beat import CheckpointRecord, Phase, RankSummary, RecordKey, Reply
+from trainer_runtime.contract.beat import CheckpointRecord, Phase, RankSummary, RecordKey, Reply, SaveFailure
 from trainer_runtime.contract.evidence import Evidence
 from trainer_runtime.contract.exit_report import ExitReport
 
@@ -29,6 +29,8 @@ class WorkerState:
     inventory: tuple[CheckpointRecord, ...] = ()
     highest_fence: int | None = None
     fence_job_uid: str | None = None
+    quiet_seconds: float | None = None
+    save_failure: SaveFailure | None = None
     delete_proposals: tuple[RecordKey, ...] = ()
     failure: ExitReport | None = None
     evidence: tuple[Evidence, ...] = ()

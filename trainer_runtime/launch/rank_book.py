@@ -10,8 +10,8 @@ import logging
 import os
 
 from trainer_runtime.channel.codec import decode_up
-from trainer_runtime.channel.messages import DeleteProposed, Ending, Holding, Progress, Raised, Recorded, Up
-from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RankSummary, RecordKey
+from trainer_runtime.channel.messages import DeleteProposed, Ending, Holding, Progress, Raised, Recorded, SaveAbandoned, Up
+from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RankSummary, RecordKey, SaveFailure
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.evidence import Evidence, Strength
 from trainer_runtime.contract.exit_report import VerifiedCheckpoint
@@ -40,6 +40,7 @@ class RankBook:
         self._records: list[CheckpointRecord] = []
         self._evidence: dict[object, Evidence] = {}
         self._proposals: tuple[RecordKey, ...] = ()
+        self._save_failure: SaveFailure | None = None
         self.holding: Holding | None = None
         """What rank 0 found in the store, while it waits for the operator's word."""
         self.local_world_size: int | None = None
@@ -60,6 +61,10 @@ class RankBook:
             self._progress[message.rank] = message
         elif isinstance(message, Recorded):
             self._records = [*self._records, message.record][-KEPT_RECORDS:]
+            if message.record.level is Level.VERIFIED:
+                self._save_failure = None
+        elif isinstance(message, SaveAbandoned):
+            self._save_failure = message.failure
         elif isinstance(message, Holding):
             self.holding = message
         elif isinstance(message, DeleteProposed):
@@ -176,6 +181,8 @@ class RankBook:
             inventory=holding.inventory if holding else (),
             highest_fence=holding.highest_fence if holding else None,
             fence_job_uid=holding.fence_job_uid if holding else None,
+            quiet_seconds=holding.quiet_seconds if holding else None,
+            save_failure=self._save_failure,
             delete_proposals=self._proposals,
             evidence=self.evidence,
         )

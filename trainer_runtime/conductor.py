@@ -1,0 +1,135 @@
+"""What happens at a step boundary: read what the ranks agreed, save or stop accordingly, say what this rank wishes next.
+
+The rule itself is `boundary.decide`; here it is carried out. It knows no loop: `run` calls it once per step, and once at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainer_runtime.boundary import Action, Triggers, Wishes, decide
+from trainer_runtime.channel.messages import Ending, MayDelete, Save, SaveAndStop
+from trainer_runtime.contract import environment
+from trainer_runtime.contract.beat import Phase
+from trainer_runtime.contract.exit_report import ExitCode, Outcome
+from trainer_runtime.ending import stop_on_sigterm
+from trainer_runtime.errors import SaveFailed, StoreUnavailable
+from trainer_runtime.parts import Parts
+
+Progress = Callable[[Phase, bool], None]
+"""Says which phase the rank is in; True: that is news."""
+
+
+class Conductor:
+    """One rank's part in saving and stopping together. ``run_state``, where asked for, is what the loop saves of itself."""
+
+    def __init__(self, parts: Parts, progress: Progress) -> None:
+        self._parts = parts
+        self._saver = parts.saver
+        self._progress = progress
+        self._triggers = Triggers(parts.settings.save_every_steps, parts.saver.last_staged_step)
+        self._called: tuple[tuple[str, ...], bool] | None = None
+        """Tags and block of a save() that the script called."""
+        self._save_wished = False
+        self._saved_at = time.monotonic()
+        self._stop_deadline: float | None = None
+        self._is_agreeing = False
+        # rtj-run asks over the channel, and signals only what must end now
+        self._sigterm = stop_on_sigterm() if environment.CHANNEL not in os.environ else None
+
+    def call_save(self, tags: tuple[str, ...], block: bool) -> None:
+        """The script called save(): do it at this turn's end, on every rank."""
+        self._called = (tags, block)
+
+    def before_step(self) -> None:
+        """Tell the others, before the first step of a loop, whether a save is still in flight here."""
+        if not self._is_agreeing:
+            self._agree()
+
+    def after_step(self, step: int, run_state: dict[str, Any]) -> None:
+        """Do what is due at the end of ``step``. May raise SystemExit for an agreed stop, SaveFailed for a blocking save."""
+        agreed = self._parts.agreement.read()
+        self._saver.collect()
+        self.take_orders()
+        triggers = dataclasses.replace(self._triggers, last_saved_step=self._saver.last_staged_step, save_called=self._called is not None)
+        action = decide(triggers, agreed, step, self._parts.state.is_between_steps())
+        if action is Action.SAVE_AND_STOP:
+            self._save_and_stop(step, run_state)
+        elif action is Action.SAVE:
+            self.save_now(step, run_state)
+        else:
+            owed = self._triggers
+            self._triggers = dataclasses.replace(owed, save_owed=owed.save_owed or agreed.save, stop_owed=owed.stop_owed or agreed.stop)
+        self._agree()
+
+    def save_now(self, step: int, run_state: dict[str, Any]) -> None:
+        """Stage. For a save() of the script wait for the one in flight before, and for the result if it asked for that."""
+        tags, block = self._called or ((), False)
+        if self._called is not None:
+            self._saver.wait_until_idle()
+        self._called = None
+        self._save_wished = False
+        self._triggers = dataclasses.replace(self._triggers, save_owed=False)
+        self._saved_at = time.monotonic()
+        if not self._saver.is_verified(step):
+            self._saver.stage(step, run_state, tags)
+        if block:
+            self._require_verified(step)
+
+    def finish(self, step: int, run_state: dict[str, Any]) -> None:
+        """End of a loop: save its last step unless that is done, and return when it is verified on all ranks. Raises SaveFailed."""
+        self._is_agreeing = False
+        self._parts.agreement.read()
+        self._saver.wait_until_idle()
+        if not self._saver.is_verified(step):
+            self._saver.stage(step, run_state)
+            self._require_verified(step)
+        self._parts.agreement.finish()
+
+    def take_orders(self) -> None:
+        """Note what was asked for since the last time."""
+        for order in self._parts.reporter.poll():
+            if isinstance(order, SaveAndStop):
+                self._stop_deadline = time.monotonic() + order.deadline_seconds
+            elif isinstance(order, Save):
+                self._save_wished = True
+            elif isinstance(order, MayDelete):
+                self._parts.housekeeper.delete(order.keys)
+        if self._sigterm is not None and self._sigterm.is_set() and self._stop_deadline is None:
+            self._stop_deadline = time.monotonic() + self._parts.settings.grace_seconds
+
+    def _agree(self) -> None:
+        """Tell the other ranks what this one wishes. Rank 0's clock counts the seconds between saves."""
+        every = self._parts.settings.save_every_seconds
+        is_late = every is not None and self._parts.settings.rank == 0 and time.monotonic() - self._saved_at >= every
+        wishes = Wishes(stop=self._stop_deadline is not None, save=is_late or self._save_wished, busy=self._saver.busy)
+        self._parts.agreement.start(wishes)
+        self._is_agreeing = True
+
+    def _require_verified(self, step: int) -> None:
+        self._progress(Phase.SAVE, True)
+        self._saver.wait_until_idle()
+        self._progress(Phase.TRAIN, True)
+        if not self._saver.is_verified(step):
+            error = self._saver.last_error
+            if isinstance(error, StoreUnavailable):
+                raise error
+            raise SaveFailed(f"step {step} was not saved: {error or 'no result in time'}") from error
+
+    def _save_and_stop(self, step: int, run_state: dict[str, Any]) -> None:
+        """The agreed end of a preempted attempt: within the deadline a verified checkpoint of this step, or an honest word."""
+        deadline = self._stop_deadline or time.monotonic() + self._parts.settings.grace_seconds
+        self._progress(Phase.SAVE, True)
+        is_idle = self._saver.wait_until_idle(max(0.0, deadline - time.monotonic()))
+        if is_idle and not self._saver.is_verified(step):
+            self._saver.stage(step, run_state)
+            self._saver.wait_until_idle(max(0.0, deadline - time.monotonic()))
+        is_saved = self._saver.is_verified(step)
+        message = f"stopped at step {step}" + ("" if is_saved else f", not saved: {self._saver.last_error or 'the time ran out'}")
+        outcome = Outcome.PREEMPTED_SAVED if is_saved else Outcome.PREEMPTED_UNSAVED
+        self._parts.reporter.ending(Ending(self._parts.settings.rank, outcome, message))
+        raise SystemExit(int(ExitCode.PREEMPTED_SAVED if is_saved else ExitCode.PREEMPTED_UNSAVED))

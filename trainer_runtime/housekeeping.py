@@ -1,0 +1,71 @@
+"""Rank 0's broom: after each verified save it looks what retention lets go, in a thread of its own.
+
+Without an operator it deletes that. With one it only proposes, and deletes what is granted. It never stops training: what cannot be deleted
+now is proposed again after the next save.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
+
+from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions, sweep
+from trainer_runtime.checkpoint.commit import Writer
+from trainer_runtime.contract.assignment import Keep, ResumePoint
+from trainer_runtime.contract.beat import Level, RecordKey
+from trainer_runtime.contract.layout import StepName
+from trainer_runtime.errors import RuntimeProblem
+from trainer_runtime.reporter import Reporter
+from trainer_runtime.store.base import Store
+
+CLOSE_SECONDS: Final = 30.0
+"""How long the end of a run waits for deletions; what is left is proposed by the next attempt."""
+
+log = logging.getLogger("trainer_runtime")
+
+
+class Housekeeper:
+    """Made on every rank; only rank 0's does anything. All methods return at once, but `close`."""
+
+    def __init__(self, store: Store, run: str, writer: Writer, keep: Keep, resume: ResumePoint | None, reporter: Reporter) -> None:
+        self._store, self._run, self._writer = store, run, writer
+        self._keep, self._resume, self._reporter = keep, resume, reporter
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rtj-clean") if writer.rank == 0 else None
+        self._pending: set[Future[None]] = set()
+
+    def tidy(self) -> None:
+        """A checkpoint was verified: look what may go."""
+        self._submit(self._tidy)
+
+    def delete(self, keys: tuple[RecordKey, ...]) -> None:
+        """The operator granted these deletions."""
+        names = tuple(StepName(key.step, key.attempt) for key in keys if key.run == self._run)
+        self._submit(lambda: delete_checkpoints(self._store, self._run, self._writer, names))
+
+    def close(self) -> None:
+        """Let what was begun finish."""
+        if self._thread is not None:
+            wait(self._pending, timeout=CLOSE_SECONDS)
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, act: Callable[[], None]) -> None:
+        if self._thread is not None:
+            self._pending = {future for future in self._pending if not future.done()}
+            self._pending.add(self._thread.submit(self._guard, act))
+
+    def _guard(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except RuntimeProblem as problem:
+            log.warning("deleting old checkpoints: %s", problem)
+
+    def _tidy(self) -> None:
+        names = propose_deletions(self._store, self._run, self._keep, self._resume, time.time())
+        if self._reporter.has_operator:
+            self._reporter.propose_deletions(tuple(RecordKey(self._run, name.step, name.attempt, Level.VERIFIED) for name in names))
+            return
+        delete_checkpoints(self._store, self._run, self._writer, names)
+        sweep(self._store, self._run, self._writer, time.time())

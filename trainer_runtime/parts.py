@@ -1,0 +1,108 @@
+"""What a `Run` is made of, put together in the order that a resume needs. It holds no loop and makes no decision."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final
+
+import torch.distributed as dist
+
+from trainer_runtime.boundary import Agreement, AloneAgreement, GroupAgreement
+from trainer_runtime.checkpoint.engine import Engine
+from trainer_runtime.checkpoint.exchange import Exchange, LocalExchange, connect
+from trainer_runtime.contract.assignment import Keep
+from trainer_runtime.contract.beat import Phase
+from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.housekeeping import Housekeeper
+from trainer_runtime.reporter import Reporter
+from trainer_runtime.resume import Start, begin
+from trainer_runtime.saver import Saver
+from trainer_runtime.settings import Settings
+from trainer_runtime.state import tree
+from trainer_runtime.state.ddp import StaticGraphWatch
+from trainer_runtime.state.gather import TrainingState
+from trainer_runtime.state.strict import Allow
+from trainer_runtime.store.open import open_store
+
+CONNECT_SECONDS: Final = 60.0
+_attach_numbers = itertools.count()
+"""Two attaches of one process must not read each other's messages."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything of one attached rank."""
+
+    settings: Settings
+    reporter: Reporter
+    state: TrainingState
+    start: Start
+    saver: Saver
+    agreement: Agreement
+    static_graphs: StaticGraphWatch
+    housekeeper: Housekeeper
+
+
+def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allowed: frozenset[Allow]) -> Parts:
+    """Open the store, warm DDP up, bring the objects to the starting point and start the writer. Raises what `resume.begin` raises."""
+    _check_process_group(settings)
+    for name, value in state.snapshot({}).objects.items():
+        tree.encode(value, name)  # what cannot be saved is refused now, not at the first save
+    reporter.progress(Phase.START, step=0, epoch=0, loss=None, news=True)
+    store = open_store(settings.store, create=settings.create_store)
+    number = next(_attach_numbers)
+
+    def exchange_of(name: str) -> Exchange:
+        if settings.master is None:
+            return LocalExchange()
+        host, port = settings.master
+        return connect(host, port, f"rtj/{settings.launch_id}/{number}/{name}", CONNECT_SECONDS)
+
+    static_graphs = state.warm_up()
+    start = begin(settings, store, state, allowed, exchange_of, reporter)
+    engine = Engine(
+        store=store,
+        run=settings.run,
+        writer=start.opened.writer,
+        exchange=exchange_of("save"),
+        on_record=reporter.recorded,
+        parents=start.opened.parents,
+    )
+    housekeeper = Housekeeper(
+        store=store,
+        run=settings.run,
+        writer=start.opened.writer,
+        keep=Keep(settings.keep_last, settings.keep_every_steps),
+        resume=start.resumed_from,
+        reporter=reporter,
+    )
+    return Parts(
+        settings=settings,
+        reporter=reporter,
+        state=state,
+        start=start,
+        saver=Saver(
+            engine,
+            state,
+            start.allowances,
+            start.step if start.run_state else None,
+            on_verified=housekeeper.tidy,
+            on_abandoned=reporter.save_abandoned,
+        ),
+        agreement=GroupAgreement(settings.hang_seconds) if settings.world_size > 1 else AloneAgreement(),
+        static_graphs=static_graphs,
+        housekeeper=housekeeper,
+    )
+
+
+def _check_process_group(settings: Settings) -> None:
+    if settings.world_size == 1:
+        return
+    if not dist.is_initialized():
+        raise ConfigurationError("attach() was called before torch.distributed.init_process_group(); call that first, then wrap the model")
+    if (dist.get_rank(), dist.get_world_size()) != (settings.rank, settings.world_size):
+        raise ConfigurationError(
+            f"the process group says rank {dist.get_rank()} of {dist.get_world_size()}, RANK and WORLD_SIZE say "
+            f"{settings.rank} of {settings.world_size}"
+        )

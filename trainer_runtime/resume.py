@@ -1,0 +1,207 @@
+"""How an attempt comes to its starting point: take the run, find the checkpoint, compare, then load. In this order, and all ranks alike.
+
+Nothing live is touched before every rank has found no difference that is not allowed, and none of them loads a byte that was not proven.
+With an operator a damaged checkpoint ends the attempt, and the operator names an older one. Without one the next older verified one is
+taken here. Either way it never begins from nothing while there is any.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainer_runtime.checkpoint.commit import Writer
+from trainer_runtime.checkpoint.documents import find_reference
+from trainer_runtime.checkpoint.dtypes import DTYPES
+from trainer_runtime.checkpoint.exchange import Exchange
+from trainer_runtime.checkpoint.inventory import Inventory, find_newest_change, read_inventory
+from trainer_runtime.checkpoint.opening import Hold, Opened, open_run
+from trainer_runtime.checkpoint.outcome import pack_error, pack_value, unpack
+from trainer_runtime.checkpoint.restore import Checkpoint, open_checkpoint
+from trainer_runtime.checkpoint.verify import verify_checkpoint
+from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
+from trainer_runtime.contract.codec import from_jsonable, to_jsonable
+from trainer_runtime.contract.layout import StepName
+from trainer_runtime.errors import CheckpointDamaged, Refused, RuntimeProblem
+from trainer_runtime.reporter import Reporter
+from trainer_runtime.settings import Settings
+from trainer_runtime.state import strict
+from trainer_runtime.state.gather import TrainingState
+from trainer_runtime.state.strict import Allow, Difference
+from trainer_runtime.store.base import Store
+
+EXCHANGE_SECONDS: Final = 1800.0
+"""How long a rank waits for the others' findings: one of them may have a large checkpoint to read."""
+_WORD_FOR: Final = {dtype: word for word, dtype in DTYPES.items()}
+
+log = logging.getLogger("trainer_runtime")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where this attempt starts."""
+
+    opened: Opened
+    step: int
+    """Steps done; 0 for a fresh run and for a warm start."""
+    resumed_from: ResumePoint | None
+    rng: dict[str, Any] | None
+    """To be restored last."""
+    run_state: dict[str, Any]
+    """What `run` saved of itself; empty for a fresh run."""
+    allowances: tuple[str, ...] = ()
+    """The words that this resume made use of."""
+
+
+def begin(
+    settings: Settings,
+    store: Store,
+    state: TrainingState,
+    allowed: frozenset[Allow],
+    exchange_of: Callable[[str], Exchange],
+    reporter: Reporter,
+) -> Start:
+    """Bring all ranks to the same starting point and return it.
+
+    ``exchange_of``: makes an exchange of that name. Raises what `open_run` raises, Refused with every difference, CheckpointDamaged when no
+    checkpoint can be used or an operator is to name the next.
+    """
+    resume = settings.assignment.resume if settings.assignment else None
+    damaged: set[StepName] = set()
+    while True:
+        exchange = exchange_of(f"open-{len(damaged)}")
+        opened = _open(settings, store, exchange, resume, None if damaged else _hold(settings, store, reporter))
+        for line in opened.passed_over:
+            log.warning("a damaged checkpoint was passed over: %s", line)
+        if opened.resume is None:
+            return Start(opened, 0, None, None, {})
+        try:
+            return _load(settings, store, state, allowed, exchange, opened, opened.resume)
+        except CheckpointDamaged as error:
+            if settings.assignment is not None:
+                raise
+            damaged.add(StepName(error.checkpoint.step, error.checkpoint.attempt))
+            log.warning("%s; looking for an older checkpoint", error)
+            resume = _next_older(settings, store, exchange, damaged, error)
+
+
+def _open(settings: Settings, store: Store, exchange: Exchange, resume: ResumePoint | None, hold: Hold | None) -> Opened:
+    writer = Writer(
+        job=settings.job,
+        pod_uid=settings.pod_uid,
+        name=settings.worker_name,
+        rank=settings.rank,
+        world_size=settings.world_size,
+        attempt=settings.assignment.attempt if settings.assignment else 0,
+    )
+    return open_run(store, settings.run, writer, exchange, resume, settings.start_fresh, hold)
+
+
+def _hold(settings: Settings, store: Store, reporter: Reporter) -> Hold | None:
+    if not reporter.has_operator:
+        return None
+
+    def ask(found: Inventory) -> Any:
+        highest = found.highest
+        if highest is None:
+            return reporter.hold(found.records, None, None, None)
+        changed_at = find_newest_change(store, settings.run) if highest.job_uid != settings.job.uid else None
+        quiet_seconds = time.time() - changed_at if changed_at is not None else None
+        return reporter.hold(found.records, highest.attempt, highest.job_uid, quiet_seconds)
+
+    return ask
+
+
+def _load(
+    settings: Settings,
+    store: Store,
+    state: TrainingState,
+    allowed: frozenset[Allow],
+    exchange: Exchange,
+    opened: Opened,
+    resume: ResumePoint,
+) -> Start:
+    """Compare and load on every rank, each step only when the one before succeeded on all of them."""
+    weights_only = resume.mode is ResumeMode.WARM_START
+    together = _Together(settings, exchange)
+    checkpoint = together.run("documents", lambda: open_checkpoint(store, resume))
+    found = together.gather("differences", lambda: state.compare(checkpoint, _WORD_FOR, weights_only))
+    refused = [difference for difference in found if difference.allow not in allowed]
+    if refused:
+        raise Refused(strict.message(refused, resume.uri))
+    differing = frozenset(difference.allow for difference in found if difference.allow is not None)
+    rng = together.run("fill", lambda: state.restore(checkpoint, differing, weights_only))
+    _note_software(checkpoint)
+    words = tuple(sorted(word.value for word in differing))
+    if weights_only:
+        return Start(opened, 0, resume, None, {}, words)
+    return Start(opened, resume.step, resume, rng, state.saved_run_state(checkpoint), words)
+
+
+class _Together:
+    """One thing done by every rank, and known by every rank to have succeeded on all: no rank may go on alone."""
+
+    def __init__(self, settings: Settings, exchange: Exchange) -> None:
+        self._rank, self._world_size = settings.rank, settings.world_size
+        self._exchange = exchange
+
+    def run(self, name: str, act: Callable[[], Any]) -> Any:
+        """Return this rank's result once all ranks have one; raise the lowest failed rank's error on every rank."""
+        try:
+            result = act()
+        except RuntimeProblem as error:
+            self._exchange.put(f"{name}/{self._rank}", pack_error(error))
+            self._await(name)
+            raise
+        self._exchange.put(f"{name}/{self._rank}", pack_value(None))
+        self._await(name)
+        return result
+
+    def gather(self, name: str, act: Callable[[], list[Difference]]) -> list[Difference]:
+        """Return what all ranks found, each finding once, in the ranks' order."""
+        self._exchange.put(f"{name}/{self._rank}", pack_value([to_jsonable(difference) for difference in act()]))
+        unique = {json.dumps(item, sort_keys=True): item for answer in self._await(name) for item in answer}
+        return [from_jsonable(Difference, item) for item in unique.values()]
+
+    def _await(self, name: str) -> list[Any]:
+        return [unpack(self._exchange.get(f"{name}/{rank}", EXCHANGE_SECONDS)) for rank in range(self._world_size)]
+
+
+def _next_older(settings: Settings, store: Store, exchange: Exchange, damaged: set[StepName], error: CheckpointDamaged) -> ResumePoint:
+    """Return the newest checkpoint on the lineage that is older than the damaged ones and passes a full verification now.
+
+    A verified mark does not count here: the store has just shown that it changes bytes. Raises ``error`` when there is none.
+    """
+    if settings.rank == 0:
+        try:
+            exchange.put("older", pack_value(to_jsonable(_search(settings, store, damaged, error))))
+        except RuntimeProblem as problem:
+            exchange.put("older", pack_error(problem))
+            raise
+    return from_jsonable(ResumePoint, unpack(exchange.get("older", EXCHANGE_SECONDS)))
+
+
+def _search(settings: Settings, store: Store, damaged: set[StepName], error: CheckpointDamaged) -> ResumePoint:
+    oldest = min(damaged)
+    for name in reversed(read_inventory(store, settings.run).lineage.on):
+        reference = find_reference(store, settings.run, name) if name < oldest else None
+        if reference is None:
+            continue
+        try:
+            verify_checkpoint(store, reference)
+        except CheckpointDamaged as worse:
+            log.warning("%s; looking for an older checkpoint", worse)
+            continue
+        return reference.resume_point()
+    raise error
+
+
+def _note_software(checkpoint: Checkpoint) -> None:
+    """Say when torch is another one: the same image is the user's part of the promise."""
+    saved, here = checkpoint.manifest.software.get("torch", ""), strict.describe_software()["torch"]
+    if saved != here:
+        log.warning("the checkpoint was written with torch %s, this is %s: bitwise equality is promised for equal images only", saved, here)

@@ -1,0 +1,322 @@
+"""`attach` and `Run`: the one object a training script has of this library.
+
+It counts steps and walks the loop; saving and stopping are done by its `conductor`, the rest by its `parts`. The end of a loop turn is the
+step boundary: counters advance first, then what was agreed is done. Nothing saves or stops anywhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from torch import nn
+
+from trainer_runtime.channel.messages import Ending
+from trainer_runtime.conductor import Conductor
+from trainer_runtime.contract.assignment import ResumePoint
+from trainer_runtime.contract.beat import CheckpointRecord, Phase
+from trainer_runtime.contract.exit_report import Outcome
+from trainer_runtime.ending import at_exit, exit_on_problem, on_uncaught
+from trainer_runtime.errors import ConfigurationError, SaveFailed
+from trainer_runtime.parts import Parts, assemble
+from trainer_runtime.reporter import Reporter
+from trainer_runtime.saver import WAIT_SECONDS
+from trainer_runtime.settings import resolve
+from trainer_runtime.state.data import StepCounter, open_source
+from trainer_runtime.state.gather import TrainingState
+from trainer_runtime.state.model import World
+from trainer_runtime.state.strict import Allow, check_allow
+
+ABORT_SECONDS: Final = 10.0
+"""How long a process that fails lets a save finish that every rank had sealed."""
+_NO_MORE: Final = object()
+"""What `Run._fetch` returns after the last epoch."""
+PHASES: Final = {phase.value: phase for phase in (Phase.COMPILE, Phase.EVAL)}
+"""What `Run.phase` takes."""
+
+log = logging.getLogger("trainer_runtime")
+
+
+def attach(
+    *,
+    model: nn.Module,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    data: Any = None,
+    config: Any = None,
+    tokenizer: str | Path | None = None,
+    run: str | None = None,
+    store: str | Path | None = None,
+    save_every_steps: int | None = None,
+    save_every_seconds: float | None = None,
+    keep_last: int | None = None,
+    keep_every_steps: int | None = None,
+    allow: Iterable[str] = (),
+    start_fresh: bool = False,
+    **more: Any,
+) -> Run:
+    """Restore the assigned checkpoint into the objects, or start fresh, and return the run. Every rank calls it, after wrapping the model.
+
+    ``optimizer``, ``scheduler``, any other keyword (``ema=``, ``scaler=``): a module, an optimizer, a ``torch.Generator``, or what has
+    ``state_dict`` and ``load_state_dict``. ``data``: a DataLoader over a `ResumableSampler`, or a stateful iterable; None: the loop gets
+    step numbers. ``config``, ``tokenizer`` (a path): compared at a resume, not restored. ``run``: names the lineage (RTJ_RUN, else
+    ``default``). ``store``: URL or directory (RTJ_STORE, else ``./checkpoints``). ``save_every_steps``, ``save_every_seconds``: whichever
+    comes first; default every 600 s. ``keep_last`` (5), ``keep_every_steps``: what retention leaves. ``allow``: words of
+    `state.strict.Allow`. ``start_fresh``: begin at step 0 beside what the run's directory holds.
+
+    Ends the process with the contract's code, and its reason on standard error, for a setting that cannot be used (78), a resume that is
+    not the same run (77), a damaged checkpoint (80), a store that cannot be used (81), or a newer attempt (79).
+    """
+    with exit_on_problem(None, rank=0):
+        settings = resolve(
+            store=store,
+            run=run,
+            save_every_steps=save_every_steps,
+            save_every_seconds=save_every_seconds,
+            keep_last=keep_last,
+            keep_every_steps=keep_every_steps,
+            allow=allow,
+            start_fresh=start_fresh,
+        )
+        reporter = Reporter(settings)
+    with exit_on_problem(reporter, settings.rank):
+        allowed = check_allow(settings.allow)
+        world = World(settings.rank, settings.world_size)
+        objects = {"optimizer": optimizer, "scheduler": scheduler, **more}
+        state = TrainingState(
+            model=model,
+            data=open_source(data, world, Allow.DATA in allowed),
+            world=world,
+            more={keyword: value for keyword, value in objects.items() if value is not None},
+            config=config,
+            tokenizer=tokenizer,
+        )
+        return Run(assemble(settings, reporter, state, allowed))
+
+
+class Run:
+    """One attempt of a run, attached; made by `attach`. As a context manager it closes itself."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._state, self._saver, self._reporter = parts.state, parts.saver, parts.reporter
+        self.global_step = parts.start.step
+        """Optimizer steps done since the run began."""
+        self.micro_batch = 0
+        """Number of the present batch within its step."""
+        self._conductor = Conductor(parts, self._progress)
+        self._rng = parts.start.rng
+        self._iterator: Iterator[Any] | None = None
+        self._in_turn = False
+        self._turns = 0
+        self._fetched = 0
+        self._loss: float | None = None
+        self._finished = self._failed = self._closed = False
+        on_uncaught(before=self._fail, after=self._close_at_exit)
+        at_exit(self._close_at_exit)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished."""
+        return self._state.data.epoch
+
+    @property
+    def attempt(self) -> int:
+        """Number of this launch; grows by one with each."""
+        return self._parts.start.opened.writer.attempt
+
+    @property
+    def resumed_from(self) -> ResumePoint | None:
+        """The checkpoint this attempt started from; None: it started fresh."""
+        return self._parts.start.resumed_from
+
+    @property
+    def last_verified(self) -> CheckpointRecord | None:
+        """The newest checkpoint of this attempt that was read back and proven."""
+        self._saver.collect()
+        return self._saver.last_verified
+
+    def steps(self, max_steps: int | None = None, epochs: int | None = None, micro_batches: int = 1) -> Iterator[Any]:
+        """Yield batches until ``max_steps`` steps are done or ``epochs`` epochs finished, counted from the run's beginning.
+
+        ``micro_batches``: batches per step, for gradient accumulation; `micro_batch` tells which one it is. At the end the last step is
+        saved, and the loop ends when that is verified. Raises ConfigurationError without any limit, SaveFailed when the final save failed.
+        """
+        if max_steps is None and epochs is None:
+            raise ConfigurationError("steps: give max_steps, epochs, or both")
+        if micro_batches < 1:
+            raise ConfigurationError(f"micro_batches: {micro_batches} is not >= 1")
+        return self._loop(max_steps, epochs, micro_batches)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """One step, for loops of another shape: ``with run.step(): batch = run.next_batch(); …``. Its end is the step boundary."""
+        self._begin_turn()
+        yield
+        if self._fetched == 0 and not isinstance(self._state.data, StepCounter):
+            raise ConfigurationError("step: data was given to attach(), but this step took no batch; take it by run.next_batch()")
+        self._end_turn()
+
+    def next_batch(self) -> Any:
+        """Return the next batch of the data given to attach(), over the ends of epochs. To be called inside `step`."""
+        batch = self._fetch(None)
+        assert batch is not _NO_MORE  # there is no limit of epochs here
+        return batch
+
+    def report(self, *, loss: float | None = None) -> None:
+        """Tell the outside how training goes; called in a turn, it counts for the step that the turn ends."""
+        self._loss = None if loss is None else float(loss)
+        if self._loss is not None and not math.isfinite(self._loss):
+            log.warning("step %d: the loss is %s", self.global_step + 1, self._loss)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say that something else than training goes on: ``eval`` or ``compile``. Hang limits are per phase."""
+        if name not in PHASES:
+            raise ConfigurationError(f"phase: {name!r} is not one of {', '.join(PHASES)}")
+        self._progress(PHASES[name], True)
+        try:
+            yield
+        finally:
+            self._conductor.take_orders()
+            self._progress(Phase.TRAIN, True)
+
+    def save(self, tag: str | None = None, block: bool = False) -> None:
+        """Save at the end of this turn, or at once between turns. Every rank calls it. A tagged checkpoint is never deleted.
+
+        ``block``: come back when it is verified; raises SaveFailed otherwise.
+        """
+        self._conductor.call_save((tag,) if tag else (), block)
+        if not self._in_turn:
+            with self._exits():
+                self._conductor.save_now(self.global_step, self._run_state())
+
+    def close(self) -> None:
+        """End the run: let a save in flight finish, wait for the other ranks, say that training is done if its loop was. Called again it
+        does nothing. Raises SaveFailed when that save was abandoned."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._saver.close(ABORT_SECONDS if self._failed else WAIT_SECONDS)
+        except SaveFailed as error:
+            if not self._failed:
+                raise
+            log.warning("%s", error)  # what ends this process is the training's own error
+        self._parts.housekeeper.close()
+        if self._finished and not self._failed:
+            self._reporter.ending(Ending(self._parts.settings.rank, Outcome.DONE))
+        elif not self._failed and not self._saver.is_verified(self.global_step):
+            log.warning("the loop was left after step %d, which is not saved; run.save() between turns saves it", self.global_step)
+        self._reporter.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        elif not isinstance(error, SystemExit):
+            self._failed = True
+
+    def _loop(self, max_steps: int | None, epochs: int | None, micro_batches: int) -> Iterator[Any]:
+        self._finished = False
+        while max_steps is None or self.global_step < max_steps:
+            self._begin_turn()
+            for self.micro_batch in range(micro_batches):
+                batch = self._fetch(epochs)
+                if batch is _NO_MORE:
+                    break
+                yield batch
+            if batch is _NO_MORE:
+                break
+            self._end_turn()
+        self._in_turn = False
+        with self._exits():
+            self._conductor.finish(self.global_step, self._run_state())
+        self._finished = True
+
+    def _begin_turn(self) -> None:
+        self._in_turn = True
+        self._fetched = 0
+        self._reporter.step_began()
+        self._conductor.before_step()
+        if self._iterator is None and self._rng is not None and not self._parts.start.run_state.get("iterating", False):
+            self._restore_rng()
+
+    def _fetch(self, epochs: int | None) -> Any:
+        data = self._state.data
+        empty = 0
+        while epochs is None or data.epoch < epochs:
+            if self._iterator is None:
+                self._iterator = data.iterate()
+                self._restore_rng()  # after the iterator exists, whose making draws numbers, and before the first fetch
+            batch = next(self._iterator, _NO_MORE)
+            if batch is not _NO_MORE:
+                self._fetched += 1
+                return batch
+            self._iterator = None
+            data.finish_epoch()
+            empty += 1
+            if empty > 2:  # the rest of a resumed epoch may be empty, a whole one may not
+                raise ConfigurationError("data: a whole epoch gave no batch")
+        return _NO_MORE
+
+    def _restore_rng(self) -> None:
+        if self._rng is not None:
+            self._state.restore_rng(self._rng)
+            self._rng = None
+
+    def _end_turn(self) -> None:
+        """The step boundary."""
+        if self._iterator is None:
+            self._restore_rng()
+        for _ in range(self._fetched):
+            self._state.data.advance()
+        self.global_step += 1
+        self._turns += 1
+        self._in_turn = False
+        self._reporter.step_ended()
+        with self._exits():
+            if self._turns == 1:
+                self._parts.static_graphs.check()
+                self._saver.prepare(self._run_state())
+            self._conductor.after_step(self.global_step, self._run_state())
+        self._progress(Phase.TRAIN, self._turns == 1)
+
+    def _run_state(self) -> dict[str, Any]:
+        return {"iterating": self._iterator is not None}
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = True
+        self._reporter.raised(error, self.global_step)
+
+    @contextmanager
+    def _exits(self) -> Iterator[None]:
+        """Let a problem with an exit code end the process, and remember it, so that closing does not put another code in its place."""
+        try:
+            with exit_on_problem(self._reporter, self._parts.settings.rank):
+                yield
+        except SystemExit:
+            self._failed = True
+            raise
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except Exception:  # the interpreter ignores what is raised here, but a failed save must never end in exit code 0
+            traceback.print_exc()
+            sys.stderr.flush()
+            sys.stdout.flush()
+            os._exit(1)
+
+    def _progress(self, phase: Phase, news: bool) -> None:
+        self._reporter.progress(phase, step=self.global_step, epoch=self.epoch, loss=self._loss, news=news)

@@ -1,0 +1,118 @@
+"""Saving as the loop sees it: what is in flight, what is verified, and when failures end the run. The work is `checkpoint.engine`'s."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from trainer_runtime.checkpoint.engine import MAX_FAILURES_IN_A_ROW, SAVE_DEADLINE_SECONDS, Engine, SaveResult
+from trainer_runtime.contract.beat import CheckpointRecord, SaveFailure
+from trainer_runtime.errors import Fenced, RuntimeProblem, SaveFailed
+from trainer_runtime.state.gather import TrainingState
+
+WAIT_SECONDS: Final = 2 * SAVE_DEADLINE_SECONDS + 60.0
+"""How long a blocking save waits: rank 0 waits for parts and for proofs, each up to its own deadline."""
+
+log = logging.getLogger("trainer_runtime")
+
+
+class Saver:
+    """One rank's saves. ``verified_step``: the step of the checkpoint this run resumed from, which needs no second one."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        state: TrainingState,
+        allowances: tuple[str, ...],
+        verified_step: int | None,
+        on_verified: Callable[[], None],
+        on_abandoned: Callable[[SaveFailure], None],
+    ) -> None:
+        self._engine = engine
+        self._state = state
+        self._allowances = allowances
+        self._verified_step = verified_step
+        self._on_verified = on_verified
+        self._on_abandoned = on_abandoned
+        self._failures = 0
+        self.last_error: RuntimeProblem | None = None
+        """Why the newest save was abandoned; None when it was not."""
+        self.last_verified: CheckpointRecord | None = None
+        self.last_staged_step = verified_step or 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight on this rank."""
+        return self._engine.busy
+
+    def is_verified(self, step: int) -> bool:
+        """Whether the checkpoint of ``step`` is known to be verified."""
+        return self._verified_step == step
+
+    def prepare(self, run_state: Mapping[str, Any]) -> None:
+        """Take the memory for staging before it is needed."""
+        if self._engine.busy:
+            return
+        try:
+            self._engine.prepare(self._state.snapshot(run_state))
+        except SaveFailed as error:
+            log.warning("no save will succeed as things are: %s", error)
+
+    def stage(self, step: int, run_state: Mapping[str, Any], tags: tuple[str, ...] = ()) -> None:
+        """Copy everything to host memory. A rank that cannot leaves the others' save to be abandoned, and goes on.
+
+        Raises SaveFailed after MAX_FAILURES_IN_A_ROW.
+        """
+        self.last_staged_step = step
+        data = self._state.data
+        try:
+            self._engine.stage(
+                self._state.snapshot(run_state),
+                step=step,
+                epoch=data.epoch,
+                samples=data.samples,
+                strict=self._state.describe(),
+                tags=tags,
+                not_saved=self._state.not_saved(),
+                allowances=self._allowances,
+            )
+        except SaveFailed as error:
+            self._count(SaveResult(step, None, error))
+
+    def collect(self) -> None:
+        """Take in how saves ended. Raises Fenced when a newer attempt owns the run, the last error after MAX_FAILURES_IN_A_ROW."""
+        for result in self._engine.take_results():
+            if result.error is None:
+                self._failures, self.last_error = 0, None
+                self.last_verified, self._verified_step = result.record, result.step
+                self._on_verified()
+            else:
+                self._count(result)
+
+    def wait_until_idle(self, seconds: float = WAIT_SECONDS) -> bool:
+        """Wait for the save in flight, if any; return whether it ended in time."""
+        if self._engine.busy:
+            self._engine.wait(seconds)
+        idle = not self._engine.busy
+        self.collect()
+        return idle
+
+    def close(self, seconds: float) -> None:
+        """Wait for the save in flight and end the writer. Raises SaveFailed when that save does not end in time, or failed."""
+        was_busy = self._engine.busy
+        if not self.wait_until_idle(seconds):
+            raise SaveFailed(f"a save was still in flight after {seconds:.0f} s and is abandoned")
+        self._engine.close(seconds)
+        if was_busy and self.last_error is not None:
+            raise SaveFailed(f"the save that was in flight at the end was abandoned: {self.last_error}") from self.last_error
+
+    def _count(self, result: SaveResult) -> None:
+        self._failures += 1
+        self.last_error = result.error
+        log.warning("the save of step %d was abandoned: %s", result.step, result.error)
+        if isinstance(result.error, Fenced):
+            raise result.error
+        self._on_abandoned(SaveFailure(result.step, str(result.error), self._failures))
+        if self._failures >= MAX_FAILURES_IN_A_ROW and result.error is not None:
+            raise result.error

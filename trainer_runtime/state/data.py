@@ -1,0 +1,348 @@
+"""Where training stands in its data, counted in what finished steps used: never in what a loader's workers have fetched ahead.
+
+`ResumableSampler` is the default and exact by construction: one global cursor, an order that depends on seed and epoch alone, no random
+number drawn from anybody. Any other iterable that has ``state_dict`` and ``load_state_dict`` is taken at its word, but for those known to
+break it. What cannot promise an exact resume is refused by name. It does not look into datasets: random numbers that worker processes draw
+(augmentations with num_workers > 0) repeat only if the dataset derives them from the sample's index.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Protocol
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler, Sampler
+
+from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.state import tree
+from trainer_runtime.state.model import World
+
+_EPOCH_SEED_STRIDE: Final = 1_000_003
+"""Keeps (seed, epoch) and (seed + 1, epoch - 1) from meeting: epochs stay below it."""
+
+
+class ResumableSampler(Sampler[list[int]]):
+    """A batch sampler with a global cursor: ``DataLoader(dataset, batch_sampler=ResumableSampler(len(dataset), batch_size=8))``.
+
+    Each epoch has one order of all samples; step t of all ranks together takes the next ``world x batch_size`` of it. At the end of an
+    epoch the rest is shared out evenly, padded from the epoch's beginning so that every rank gets as many; ``drop_last=True`` drops it.
+
+    ``batch_size``: samples per rank and step. ``seed``, ``shuffle``: the order. ``rank``, ``world``: default RANK and WORLD_SIZE, else 0
+    and 1. Raises ConfigurationError for values out of range.
+    """
+
+    def __init__(
+        self,
+        dataset_len: int,
+        batch_size: int,
+        *,
+        rank: int | None = None,
+        world: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.dataset_len = dataset_len
+        self.batch_size = batch_size
+        self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        self.world = int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.epoch = 0
+        self.cursor = 0
+        """Samples of this epoch, over all ranks, that finished steps have used."""
+        if dataset_len < 1 or batch_size < 1 or not 0 <= self.rank < self.world:
+            raise ConfigurationError(
+                f"ResumableSampler: dataset_len {dataset_len} and batch_size {batch_size} must be >= 1, "
+                f"rank {self.rank} in 0..{self.world - 1}"
+            )
+        if drop_last and dataset_len < self.world * batch_size:
+            raise ConfigurationError(f"ResumableSampler: drop_last leaves nothing of {dataset_len} samples for {self.world} x {batch_size}")
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples that an epoch uses, padding not counted."""
+        return self.dataset_len - self.dataset_len % self._stride if self.drop_last else self.dataset_len
+
+    def __len__(self) -> int:
+        return -(-self.epoch_samples // self._stride)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self._order()
+        for start in range(self.cursor, self.epoch_samples, self._stride):
+            yield self._share(order, order[start : min(start + self._stride, self.epoch_samples)])
+
+    def advance(self) -> int:
+        """Count one finished batch of every rank; return how many samples that were."""
+        used = min(self._stride, self.epoch_samples - self.cursor)
+        self.cursor += used
+        return used
+
+    def finish_epoch(self) -> None:
+        """Go on to the next epoch. The iterator of this one must have ended."""
+        self.epoch += 1
+        self.cursor = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "cursor": self.cursor}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.cursor = state["epoch"], state["cursor"]
+
+    @property
+    def _stride(self) -> int:
+        return self.world * self.batch_size
+
+    def _order(self) -> list[int]:
+        if not self.shuffle:
+            return list(range(self.dataset_len))
+        generator = torch.Generator().manual_seed(self.seed * _EPOCH_SEED_STRIDE + self.epoch)
+        order: list[int] = torch.randperm(self.dataset_len, generator=generator).tolist()
+        return order
+
+    def _share(self, order: list[int], taken: list[int]) -> list[int]:
+        """Return this rank's part of one step's samples; a short last step is padded to equal parts."""
+        each = -(-len(taken) // self.world)
+        padding = each * self.world - len(taken)
+        filled = taken + [order[index % len(order)] for index in range(padding)]
+        return filled[self.rank * each : (self.rank + 1) * each]
+
+
+class DataSource(Protocol):
+    """What the loop needs of its data."""
+
+    samples: int
+    """Samples over all ranks and epochs that finished steps have used."""
+
+    @property
+    def epoch(self) -> int:
+        """Epochs finished."""
+
+    @property
+    def exact(self) -> bool:
+        """False: allowed by the user although it cannot promise its position."""
+
+    def iterate(self) -> Iterator[Any]:
+        """Open the iterator of the present epoch at the present position."""
+
+    def advance(self) -> None:
+        """Count one finished batch."""
+
+    def finish_epoch(self) -> None:
+        """The iterator ended: go on to the next epoch."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what must be the same at a resume: kind, dataset, sizes, order."""
+
+    def gather(self, world: World) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return the position as tensors and objects by name."""
+
+    def restore(self, world: World, objects: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Take up a position that ``gather`` returned."""
+
+
+_POSITION = "data"
+
+
+class SamplerSource:
+    """A DataLoader whose batch sampler is ours. The position is one value for all ranks."""
+
+    exact = True
+
+    def __init__(self, loader: DataLoader[Any], sampler: ResumableSampler) -> None:
+        self._loader, self._sampler = loader, sampler
+        self.samples = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._sampler.epoch
+
+    def iterate(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def advance(self) -> None:
+        self.samples += self._sampler.advance()
+
+    def finish_epoch(self) -> None:
+        self._sampler.finish_epoch()
+
+    def describe(self) -> dict[str, Any]:
+        sampler = self._sampler
+        return {
+            "kind": "ResumableSampler",
+            "dataset": _describe_dataset(self._loader.dataset),
+            "length": sampler.dataset_len,
+            "batch_size": sampler.batch_size,
+            "seed": sampler.seed,
+            "shuffle": sampler.shuffle,
+            "drop_last": sampler.drop_last,
+        }
+
+    def gather(self, world: World) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        return {}, {_POSITION: {**self._sampler.state_dict(), "samples": self.samples}}
+
+    def restore(self, world: World, objects: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        position = objects[_POSITION]
+        self._sampler.load_state_dict(position)
+        self.samples = position["samples"]
+
+
+class StatefulSource:
+    """Any iterable with ``state_dict`` and ``load_state_dict``. Its position is each rank's own."""
+
+    exact = True
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self.epoch = 0
+        self.samples = 0
+        self._batch_size = int(getattr(data, "batch_size", None) or 1)
+
+    def iterate(self) -> Iterator[Any]:
+        return iter(self._data)
+
+    def advance(self) -> None:
+        self.samples += self._batch_size
+
+    def finish_epoch(self) -> None:
+        self.epoch += 1
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": f"{type(self._data).__module__}.{type(self._data).__qualname__}",
+            "dataset": _describe_dataset(getattr(self._data, "dataset", None)),
+            "batch_size": self._batch_size,
+        }
+
+    def gather(self, world: World) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        tensors, skeleton = tree.flatten(self._data.state_dict(), world.own(f"{_POSITION}.state"))
+        return tensors, {world.own(_POSITION): {"epoch": self.epoch, "samples": self.samples, "state": skeleton}}
+
+    def restore(self, world: World, objects: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        position = objects[world.own(_POSITION)]
+        self.epoch, self.samples = position["epoch"], position["samples"]
+        self._data.load_state_dict(tree.unflatten(position["state"], tensors))
+
+
+class StepCounter:
+    """No data given: the loop gets the number of the step it makes, and the script draws its batch from that."""
+
+    exact = True
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.samples = 0
+
+    def iterate(self) -> Iterator[Any]:
+        number = self.samples
+        while True:
+            yield number
+            number += 1
+
+    def advance(self) -> None:
+        self.samples += 1
+
+    def finish_epoch(self) -> None:
+        raise AssertionError("a step counter does not end")
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "step numbers"}
+
+    def gather(self, world: World) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        return {}, {_POSITION: {"samples": self.samples}}
+
+    def restore(self, world: World, objects: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        self.samples = objects[_POSITION]["samples"]
+
+
+class UnpromisedSource:
+    """An iterable whose position cannot be kept, used because the user allowed it. A resume begins its epoch anew."""
+
+    exact = False
+
+    def __init__(self, data: Iterable[Any]) -> None:
+        self._data = data
+        self.epoch = 0
+        self.samples = 0
+
+    def iterate(self) -> Iterator[Any]:
+        return iter(self._data)
+
+    def advance(self) -> None:
+        self.samples += 1
+
+    def finish_epoch(self) -> None:
+        self.epoch += 1
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": f"{type(self._data).__module__}.{type(self._data).__qualname__}, position not kept"}
+
+    def gather(self, world: World) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        return {}, {_POSITION: {"epoch": self.epoch, "samples": self.samples}}
+
+    def restore(self, world: World, objects: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        self.epoch, self.samples = objects[_POSITION]["epoch"], objects[_POSITION]["samples"]
+
+
+def open_source(data: Any, world: World, allowed: bool = False) -> DataSource:
+    """Return how ``data`` is counted. ``allowed``: the user allowed a source that cannot promise its position.
+
+    Raises ConfigurationError, naming the loader and what to use instead, for one that cannot.
+    """
+    if data is None:
+        return StepCounter()
+    sampler = getattr(data, "batch_sampler", None)
+    if isinstance(data, DataLoader) and isinstance(sampler, ResumableSampler):
+        _check_sampler(data, sampler, world)
+        return SamplerSource(data, sampler)
+    problem = _find_problem(data)
+    if problem is None:
+        return StatefulSource(data)
+    if not allowed:
+        raise ConfigurationError(
+            f"data: {problem}. Use DataLoader(dataset, batch_sampler=trainer_runtime.ResumableSampler(len(dataset), batch_size=...)), "
+            "or accept that a resume begins the epoch anew with allow=('data',)"
+        )
+    return UnpromisedSource(data)
+
+
+def _check_sampler(loader: DataLoader[Any], sampler: ResumableSampler, world: World) -> None:
+    if (sampler.rank, sampler.world) != (world.rank, world.size):
+        raise ConfigurationError(
+            f"data: the sampler is for rank {sampler.rank} of {sampler.world}, this is rank {world.rank} of {world.size}; leave rank= and "
+            "world= out of ResumableSampler to have them right"
+        )
+    length = len(loader.dataset)  # type: ignore[arg-type]  # a map-style dataset has a length, and a batch sampler needs one
+    if length != sampler.dataset_len:
+        raise ConfigurationError(f"data: the sampler is for {sampler.dataset_len} samples, the dataset has {length}")
+
+
+def _find_problem(data: Any) -> str | None:
+    """Return why ``data`` cannot promise to go on exactly where it was, or None."""
+    name = type(data).__qualname__
+    if isinstance(getattr(data, "sampler", None), ResumableSampler):
+        return f"{name} has a ResumableSampler as sampler=, but it yields whole batches"
+    if not (callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))):
+        return f"{name} has no state_dict() and load_state_dict(), so its position cannot be saved"
+    sampler = getattr(data, "sampler", None)
+    if type(sampler) is RandomSampler and sampler.generator is not None:
+        return f"{name} shuffles by a RandomSampler with a generator, which is known to go on wrongly in the epochs after a resume"
+    if getattr(data, "generator", None) is not None and getattr(data, "num_workers", None) == 0:
+        return f"{name} has a generator and num_workers=0, which is known to order the next epoch wrongly after a resume"
+    return None
+
+
+def _describe_dataset(dataset: Any) -> dict[str, Any]:
+    """Return type, length and, where the dataset has one, its fingerprint. The samples themselves are not read."""
+    described: dict[str, Any] = {"type": f"{type(dataset).__module__}.{type(dataset).__qualname__}"}
+    if hasattr(dataset, "__len__"):
+        described["length"] = len(dataset)
+    for attribute in ("fingerprint", "_fingerprint"):
+        value = getattr(dataset, attribute, None)
+        if isinstance(value, str):
+            described["fingerprint"] = value
+            break
+    return described

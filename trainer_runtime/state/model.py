@@ -1,0 +1,148 @@
+"""A module's parameters and buffers as leaves: canonical names, aliases of tied weights, and whose value each one is.
+
+It only lists what is there; no tensor is copied and nothing is registered. State that a module keeps outside parameters and buffers must
+come through ``get_extra_state``; anything else is refused by name, because it would be lost without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.state import names
+from trainer_runtime.state.leaves import Kind, Leaf
+
+_EXTRA_STATE = "_extra_state"
+
+
+@dataclass(frozen=True)
+class World:
+    """Which rank this is, of how many."""
+
+    rank: int = 0
+    size: int = 1
+
+    def own(self, name: str) -> str:
+        """Return ``name`` qualified by this rank."""
+        return f"rank{self.rank:05d}/{name}"
+
+
+def named_parameters(model: nn.Module) -> dict[int, str]:
+    """Return the first canonical name of each parameter, by ``id(parameter)``: what optimizer state is keyed by."""
+    found: dict[int, str] = {}
+    for prefix, module in names.walk(model):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                found.setdefault(id(parameter), f"{prefix}{name}")
+    return found
+
+
+def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return every parameter that gets gradients, once, by its first canonical name."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for prefix, module in names.walk(model):
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.requires_grad:
+                found.setdefault(id(parameter), (f"{prefix}{name}", parameter))
+    return list(found.values())
+
+
+def replicated_parameters(model: nn.Module, world: World) -> set[int]:
+    """Return ``id(parameter)`` of those that every rank holds equal: all in a world of one, else those that DDP synchronises.
+
+    What nobody synchronises is each rank's own, and stored once per rank: one rank's value for all would be silently wrong.
+    """
+    if world.size == 1:
+        return {id(parameter) for parameter in model.parameters()}
+    found: set[int] = set()
+    for _prefix, wrapper in names.wrappers(model):
+        ignored = wrapper.parameters_to_ignore
+        found.update(id(parameter) for name, parameter in wrapper.module.named_parameters() if name not in ignored)
+    return found
+
+
+def model_leaves(model: nn.Module, world: World, prefix: str = "model") -> tuple[Leaf, ...]:
+    """Return every parameter and persistent buffer of ``model``, ``<prefix>/<canonical name>``.
+
+    In a world of several ranks buffers are each rank's own, even under DDP: it broadcasts rank 0's at the *start* of a forward, so between
+    two steps they differ.
+    Raises ConfigurationError for a tensor without storage (meta device).
+    """
+    replicated = replicated_parameters(model, world)
+    leaves: list[Leaf] = []
+    seen: dict[Any, str] = {}
+    for name, tensor, is_parameter in _tensors(model):
+        if tensor.is_meta:
+            raise ConfigurationError(f"model: {name} lies on the meta device and has no values; materialise the model before attach()")
+        if hasattr(tensor, "__tensor_flatten__"):
+            raise ConfigurationError(f"model: {name} is a {type(tensor).__name__}; sharded and quantised tensors cannot be saved yet")
+        is_shared = id(tensor) in replicated if is_parameter else world.size == 1
+        plain = f"{prefix}/{name}"
+        own = plain if is_shared else world.own(plain)
+        identity = _identity(tensor)
+        alias = seen.get(identity) if identity is not None else None
+        if identity is not None:
+            seen.setdefault(identity, own)
+        leaves.append(Leaf(own, tensor.detach(), Kind.MODEL, is_shared, bool(tensor.requires_grad), alias))
+    return tuple(leaves)
+
+
+def extra_states(model: nn.Module, prefix: str = "model") -> dict[str, Any]:
+    """Return what modules give by ``get_extra_state``, by canonical name."""
+    return {f"{prefix}/{where}{_EXTRA_STATE}": module.get_extra_state() for where, module in names.walk(model) if _has_extra_state(module)}
+
+
+def load_extra_states(model: nn.Module, states: dict[str, Any], prefix: str = "model") -> None:
+    """Give each module its extra state back."""
+    for where, module in names.walk(model):
+        if _has_extra_state(module):
+            module.set_extra_state(states[f"{prefix}/{where}{_EXTRA_STATE}"])
+
+
+def non_persistent_buffers(model: nn.Module, prefix: str = "model") -> tuple[str, ...]:
+    """Return the names of buffers that the model itself says not to save; the manifest lists them."""
+    return tuple(
+        f"{prefix}/{where}{name}"
+        for where, module in names.walk(model)
+        for name in module._buffers
+        if name in module._non_persistent_buffers_set
+    )
+
+
+def check_complete(model: nn.Module, keyword: str = "model") -> None:
+    """Raise ConfigurationError when ``state_dict()`` holds what parameters, buffers and extra states do not, or the other way round."""
+    ours = {name for name, _tensor, _is_parameter in _tensors(model)}
+    ours |= {f"{where}{_EXTRA_STATE}" for where, module in names.walk(model) if _has_extra_state(module)}
+    theirs = {names.canonical(model, raw) for raw in model.state_dict()}
+    if ours != theirs:
+        odd = sorted(ours ^ theirs)
+        raise ConfigurationError(
+            f"{keyword}: state_dict() differs from the parameters and buffers at {', '.join(odd[:5])} ({len(odd)} in all); "
+            "state that is neither must come through get_extra_state()"
+        )
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    for prefix, module in names.walk(model):
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield f"{prefix}{name}", parameter, True
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield f"{prefix}{name}", buffer, False
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Return what two tensors share when they are the same memory seen the same way; None for an empty one, which shares with nobody."""
+    if tensor.numel() == 0:
+        return None
+    return (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())

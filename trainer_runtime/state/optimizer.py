@@ -1,0 +1,138 @@
+"""Optimizer state by parameter name. ``state_dict()`` is positional: two parameters of one shape that swap places swap their moments.
+
+Nothing here runs ``optimizer.step()`` to make slots appear: that changes training. A save before the first step has no slots and restores
+to none; a restore makes exactly the slots that were saved, with their dtype, shape and device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.state import tree
+from trainer_runtime.state.leaves import Kind, Leaf
+from trainer_runtime.state.model import World
+
+_NOT_HYPER_PARAMETERS = ("params", "param_names")
+_SHARDED = "ZeroRedundancyOptimizer"
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """One optimizer seen through its parameters' names. ``prefix`` begins the names of its leaves and objects."""
+
+    optimizer: Optimizer
+    names: dict[int, str]
+    """Canonical name by ``id(parameter)``; see model.named_parameters."""
+    replicated: set[int]
+    """Parameters that every rank holds equal: their slots are equal too."""
+    world: World
+    prefix: str = "optim"
+
+    def check(self) -> None:
+        """Raise ConfigurationError for an optimizer whose state cannot be promised, naming what is in the way."""
+        kind = type(self.optimizer)
+        if kind.__name__ == _SHARDED:
+            raise ConfigurationError(f"{self.prefix}: {_SHARDED} keeps slots on one rank only and is not supported; use fully_shard")
+        extra = sorted(set(self.optimizer.state_dict()) - {"state", "param_groups"})
+        if extra:
+            raise ConfigurationError(f"{self.prefix}: {kind.__qualname__}.state_dict() has keys that are not known: {', '.join(extra)}")
+        for index, group in enumerate(self.optimizer.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                if id(parameter) not in self.names:
+                    raise ConfigurationError(
+                        f"{self.prefix}: parameter {position} of group {index}, shape {tuple(parameter.shape)}, is not in any module given "
+                        "to attach(); build the optimizer from model.parameters() after the model is wrapped and moved"
+                    )
+
+    def describe(self) -> dict[str, Any]:
+        """Return class, and per group its parameters' names and hyper-parameters as they are now: what a strict resume compares."""
+        return {
+            "class": f"{type(self.optimizer).__module__}.{type(self.optimizer).__qualname__}",
+            "groups": [
+                {"parameters": self._group_names(group), "hyper": {key: _plain(value) for key, value in _hyper(group).items()}}
+                for group in self.optimizer.param_groups
+            ],
+        }
+
+    def gather(self) -> tuple[tuple[Leaf, ...], dict[str, Any]]:
+        """Return slots as leaves, and the objects that say which slots there are and what the groups hold. Changes nothing."""
+        leaves: list[Leaf] = []
+        shared: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for parameter in self._parameters():
+            slots = self.optimizer.state.get(parameter)
+            if slots is None:
+                continue
+            name, is_shared = self.names[id(parameter)], id(parameter) in self.replicated
+            base = f"{self.prefix}/{name}" if is_shared else self.world.own(f"{self.prefix}/{name}")
+            tensors, skeleton = tree.flatten(dict(slots), base, parameter.device)
+            leaves.extend(Leaf(leaf, tensor, Kind.OPTIM, is_shared) for leaf, tensor in tensors.items())
+            (shared if is_shared else own)[name] = skeleton
+        groups = [{"names": self._group_names(group), **_hyper(group)} for group in self.optimizer.param_groups]
+        tensors, skeleton = tree.flatten(groups, self.world.own(f"{self.prefix}.groups"), self._device())
+        leaves.extend(Leaf(leaf, tensor, Kind.OPTIM, replicated=False) for leaf, tensor in tensors.items())
+        return tuple(leaves), {
+            f"{self.prefix}.slots": shared,
+            self.world.own(f"{self.prefix}.slots"): own,
+            self.world.own(f"{self.prefix}.groups"): skeleton,
+        }
+
+    def allocate(self, objects: dict[str, Any]) -> tuple[Leaf, ...]:
+        """Return empty leaves for every tensor that the checkpoint holds for this optimizer, to be filled and handed to ``install``."""
+        by_name = {self.names[id(parameter)]: parameter for parameter in self._parameters()}
+        leaves: list[Leaf] = []
+        for key, replicated in ((f"{self.prefix}.slots", True), (self.world.own(f"{self.prefix}.slots"), False)):
+            for name, skeleton in objects[key].items():
+                for reference in tree.references(skeleton):
+                    leaves.append(Leaf(reference.name, _empty_slot(reference, by_name[name]), Kind.OPTIM, replicated))
+        for reference in tree.references(objects[self.world.own(f"{self.prefix}.groups")]):
+            leaves.append(Leaf(reference.name, tree.allocate(reference, self._device()), Kind.OPTIM, replicated=False))
+        return tuple(leaves)
+
+    def install(self, objects: dict[str, Any], tensors: dict[str, torch.Tensor], keep_hyper_parameters: bool = False) -> None:
+        """Replace slots and group values by the checkpoint's. ``keep_hyper_parameters``: the groups' values stay as the script set them."""
+        by_name = {self.names[id(parameter)]: parameter for parameter in self._parameters()}
+        self.optimizer.state.clear()
+        for key in (f"{self.prefix}.slots", self.world.own(f"{self.prefix}.slots")):
+            for name, skeleton in objects[key].items():
+                self.optimizer.state[by_name[name]] = tree.unflatten(skeleton, tensors)
+        if keep_hyper_parameters:
+            return
+        groups = tree.unflatten(objects[self.world.own(f"{self.prefix}.groups")], tensors)
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            for key, value in saved.items():
+                if key != "names":
+                    group[key] = value
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _group_names(self, group: dict[str, Any]) -> list[str]:
+        return [self.names[id(parameter)] for parameter in group["params"]]
+
+    def _device(self) -> torch.device:
+        parameters = self._parameters()
+        return parameters[0].device if parameters else torch.device("cpu")
+
+
+def _hyper(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in _NOT_HYPER_PARAMETERS}
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor hyper-parameter (capturable lr) as its number, so that it can be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return value
+
+
+def _empty_slot(reference: tree.TensorRef, parameter: torch.Tensor) -> torch.Tensor:
+    """Make a slot of the parameter's own shape in its memory layout, as optimizers do: fused kernels want equal strides."""
+    if reference.device == tree.OWN_DEVICE and reference.shape == tuple(parameter.shape) and reference.dtype in tree.DTYPES:
+        return torch.empty_like(parameter, dtype=tree.DTYPES[reference.dtype], requires_grad=False).detach()
+    return tree.allocate(reference, parameter.device)
