@@ -13,6 +13,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.tools import API_TOOLS
 from e2e.cluster.waiting import wait_until
 
+GPU_DEVICE = Path("/dev/nvidiactl")
 CRD = Path(__file__).resolve().parents[1] / "crds" / "rtj.dev_resilienttrainingjobs.yaml"
 
 
@@ -39,3 +40,11 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         yield plane
     finally:
         plane.stop()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what is marked ``cuda`` on machines without a GPU: such a test cannot run there, and a skip would hide others."""
+    needing = [item for item in items if item.get_closest_marker("cuda") is not None]
+    if needing and not GPU_DEVICE.exists():
+        items[:] = [item for item in items if item not in needing]
+        config.hook.pytest_deselected(items=needing)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pytest
 import yaml
 from pydantic import Field
+
 from rtj_operator.api.base import ApiModel
 from rtj_operator.api.crd.__main__ import main
 from rtj_operator.api.crd.definition import custom_resource_definition

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from rtj_operator.api.v1alpha1 import Every, Job, JobStatus, Keep
 
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.errors import ClusterError
+from rtj_operator.api.v1alpha1 import Every, Job, JobStatus, Keep
 from tests.api.jobs import manifest
 from tests.api.test_status import worst_status
 

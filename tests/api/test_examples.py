@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from rtj_operator.api import keys
-from rtj_operator.api.v1alpha1 import Job
 
 from e2e.cluster.control_plane import ControlPlane
+from rtj_operator.api import keys
+from rtj_operator.api.v1alpha1 import Job
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").rglob("*.yaml"))
 

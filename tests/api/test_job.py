@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rtj_operator.api.v1alpha1 import Every, Job, Keep, NodeRemediation
 
+from rtj_operator.api.v1alpha1 import Every, Job, Keep, NodeRemediation
 from tests.api.jobs import stored
 from tests.api.wrong_manifests import WRONG, Wrong, as_user_writes
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+
 from rtj_operator.api import v1alpha1 as api
 from rtj_operator.api.ranges import format_ranges, parse_ranges
 from rtj_operator.api.status_size import MAX_STATUS_BYTES, newest_known, status_bytes
-
 from trainer_runtime.contract.beat import Level
 from trainer_runtime.contract.evidence import Source, Strength
 
@@ -126,7 +126,12 @@ def worst_status() -> api.JobStatus:
         ),
         done_workers=tuple(range(0, 4096, 2)),
         ending=api.Ending(succeeded=False, reason=word, message=text),
-        run=api.RunStatus(taken_over_from=word, starts=(api.AttemptStart(attempt=10**6, step=10**9, fenced=True),) * 40),
+        save_failure=api.SaveFailureStatus(step=10**9, reason=text, count=5),
+        run=api.RunStatus(
+            taken_over_from=word,
+            foreign_fence=api.ForeignFence(job_uid=word, fence=10**6, changed_at=NOW),
+            starts=(api.AttemptStart(attempt=10**6, step=10**9, fenced=True),) * 40,
+        ),
     )
 
 

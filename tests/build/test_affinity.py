@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from rtj_operator.build.affinity import avoid_hosts
 
 RULE = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1", "n2"]}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+
 from rtj_operator.api.v1alpha1 import AttemptResume, Job, JobStatus
 from rtj_operator.build.assignment import assignment_for, attempt_settings
 from rtj_operator.build.errors import UnusableSpec
 from rtj_operator.build.rendezvous import FIRST_PORT, PORTS, rendezvous_for
-
 from tests.api.jobs import stored
 from trainer_runtime.contract.assignment import Keep, ResumePoint, SaveEvery
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rtj_operator.api.v1alpha1 import AttemptResume, ExcludedNode, Job, JobStatus
 from rtj_operator.build.environment import HeartbeatEndpoint
 from rtj_operator.build.names import pod_name
 from rtj_operator.build.pod import build_pod
 from rtj_operator.build.service import build_service
-
 from tests.api.jobs import stored
 from trainer_runtime.contract import environment as names
 from trainer_runtime.contract.assignment import Assignment

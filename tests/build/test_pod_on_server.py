@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
+
+from e2e.cluster.control_plane import ControlPlane
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.build.pod import build_pod
 from rtj_operator.build.service import build_service
-
-from e2e.cluster.control_plane import ControlPlane
 from tests.api.jobs import stored
 from tests.build.test_pod import ENDPOINT, RICH, RICH_STATUS, STATUS
 

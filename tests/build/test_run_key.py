@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.build.run_key import run_key
-
 from tests.api.jobs import stored
 
 VOLUMES = "spec.template.spec.volumes"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from cryptography import x509
+
+from e2e.cluster.errors import ClusterError
 from rtj_operator.api import keys
 from rtj_operator.api.crd.definition import NAME, custom_resource_definition
 from rtj_operator.settings import PREFIX, load_settings
-
-from e2e.cluster.errors import ClusterError
 from tests.chart.rendering import CHART, KUBE_VERSION, Objects, helm, operator_environment, render, set_values
 
 pytestmark = pytest.mark.api

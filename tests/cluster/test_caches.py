@@ -52,6 +52,7 @@ async def test_pods_are_found_by_job_by_uid_and_by_node_until_they_are_gone() ->
         assert [view.worker for view in cache.of_job("ml", "job-1")] == [0]
         assert [view.worker for view in cache.of_job("evil", "job-1")] == [2]
         assert cache.of_job("ml", "job-2") == ()
+        assert cache.may_run("job-1") and not cache.may_run("job-2")
         found = cache.find("pod-0-ml")
         assert found is not None and found.view.node == "b"
         assert cache.jobs_on("a") == set()

@@ -7,8 +7,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from rtj_operator.decide.attribution import Tier, Topology, attribute
 
+from rtj_operator.decide.attribution import Tier, Topology, attribute
 from trainer_runtime.contract.evidence import Evidence, Source, Strength
 
 T = 1_900_000_000.0

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+
 from rtj_operator.api.v1alpha1 import BudgetBucket, Budgets, Charge
 from rtj_operator.decide.budgets import backoff, charged, count, is_exceeded
-
 from tests.decide.world import START
 
 BUDGETS = Budgets(application=3, window_seconds=3600)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+
 from rtj_operator.api.v1alpha1 import AttemptStart, JobStatus, RunStatus
 from rtj_operator.decide import ledger
 from rtj_operator.decide.resume_choice import choose_resume
-
 from tests.decide.world import RUN, START, UID, record
 from trainer_runtime.contract.beat import CheckpointRecord, Level, RecordKey
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+
 from rtj_operator.decide import decide
 from rtj_operator.decide.observation import CreateRefusal, RunOwner, TemplateCheck
 from rtj_operator.decide.plan import CreatePod, CreateService, DeletePod
-
 from tests.decide.world import START, World, record, spec_of
-from trainer_runtime.contract.beat import Phase
+from trainer_runtime.contract.beat import Phase, SaveFailure
 from trainer_runtime.contract.exit_report import ExitReport, Outcome
 
 
@@ -332,3 +332,59 @@ def test_a_pod_of_another_gang_is_ended_while_the_job_runs() -> None:
     world.pods["gpt-1-0"] = stray
     assert DeletePod("gpt-1-0", "stray", 10) in world.plan().actions
     assert world.phase == "Running"
+
+
+def saves_fail(world: World, step: int, count: int = 1) -> None:
+    """Let worker 0 say that this save failed, while all train."""
+    world.train(step + 1, workers=[1, 2])
+    reason = f"cannot write /checkpoints/default.gpt/tmp/{step}: no space left on the device"
+    world.beat(0, step=step + 1, save_failure=SaveFailure(step, reason, count))
+
+
+def test_a_save_that_fails_is_shown_while_training_goes_on_until_one_is_verified() -> None:
+    world = World().launch()
+    world.records.append(record(10, 1))
+    world.settle()
+    assert world.condition("CheckpointHealthy") == ("True", "Verified")
+    saves_fail(world, 20)
+    world.settle()
+    assert (world.condition("CheckpointHealthy"), world.phase) == (("False", "SaveFailed"), "Running")
+    (event,) = [event for event in world.events if event.reason == "SaveFailed"]
+    (message,) = [condition.message for condition in world.status.conditions if condition.type == "CheckpointHealthy"]
+    for text in (event.message, message):
+        assert "step 20" in text and "/checkpoints/default.gpt/tmp/20" in text and "no space left" in text
+    assert event.warning
+    world.train(30)
+    world.records.append(record(30, 1))
+    world.settle()
+    assert (world.condition("CheckpointHealthy"), world.status.save_failure) == (("True", "Verified"), None)
+
+
+def test_a_store_that_stays_full_is_an_event_every_few_minutes_and_no_storm() -> None:
+    world = World().launch()
+    for number in range(1, 5):
+        saves_fail(world, 10 * number, number)
+        world.settle()
+        world.after(60)
+    assert world.told().count("SaveFailed") == 1
+    world.after(120)
+    saves_fail(world, 50, 5)
+    world.settle()
+    assert world.told().count("SaveFailed") == 2
+    assert "5 saves in a row" in world.events[-1].message
+
+
+def test_a_failed_save_is_not_forgotten_by_a_relaunch() -> None:
+    world = World().launch()
+    world.records.append(record(10, 1))
+    saves_fail(world, 20)
+    world.settle()
+    world.fail(1, step=25)
+    world.settle()
+    world.end_deleted()
+    world.settle()
+    world.launch(11)
+    assert (world.status.attempt, world.condition("CheckpointHealthy")) == (2, ("False", "SaveFailed"))
+    world.records.append(record(20, 2))
+    world.settle()
+    assert world.condition("CheckpointHealthy") == ("True", "Verified")

@@ -9,10 +9,10 @@ from datetime import timedelta
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from rtj_operator.api.v1alpha1 import JobStatus
 from rtj_operator.decide.observation import ContainerView, PodCondition, PodView
 from rtj_operator.decide.plan import CreatePod, DeleteJob, DeletePod
-
 from tests.decide.world import UID, World, evidence, record, spec_of
 from trainer_runtime.contract.beat import Level, Phase
 from trainer_runtime.contract.evidence import Strength
@@ -163,12 +163,24 @@ class JobMachine(RuleBasedStateMachine):
             fact = evidence(fault[0], fault[1], self.world.now, self.world.status.attempt)
             self.world.beat(worker, Phase.TRAIN, self.step, evidence=(fact,))
 
-    @rule(fence=st.integers(0, 3), uid=st.sampled_from([UID, "uid-old"]))
-    def hold(self, fence: int, uid: str) -> None:
+    @rule(uid=st.sampled_from(["uid-old", "uid-other"]))
+    def another_job_ends(self, uid: str) -> None:
+        """The operator sees another job's end."""
+        self.world.ended_job_uids |= {uid}
+
+    @rule(fence=st.integers(0, 3), uid=st.sampled_from([UID, "uid-old", "uid-other"]), quiet=st.sampled_from([None, -5.0, 30.0, 700.0]))
+    def hold(self, fence: int, uid: str, quiet: float | None) -> None:
         """Worker 0 holds before its fence and tells what it sees."""
         if any(pod.worker == 0 for pod in self._running()):
             inventory = (record(self.step, max(1, self.world.status.attempt - 1)),) if self.step else ()
-            self.world.beat(0, Phase.HOLD, inventory=inventory, highest_fence=fence or None, fence_job_uid=uid if fence else None)
+            self.world.beat(
+                0,
+                Phase.HOLD,
+                inventory=inventory,
+                highest_fence=fence or None,
+                fence_job_uid=uid if fence else None,
+                quiet_seconds=quiet if fence and uid != UID else None,
+            )
 
     @rule(
         worker=workers, code=st.sampled_from([0, 1, 134, 137, 139, 143, 255]), reason=st.sampled_from(["Error", "OOMKilled", "Completed"])

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+
 from rtj_operator.api import keys
 from rtj_operator.api.v1alpha1 import NodeRemediation
 from rtj_operator.decide.node_conditions import CONDITION_RULES, bad_conditions
@@ -14,7 +15,6 @@ from rtj_operator.decide.node_policy import breaker_obstacle, effective_mode, ot
 from rtj_operator.decide.observation import NodeCondition, NodeView, Taint
 from rtj_operator.decide.plan import CordonNode, StrikeNode
 from rtj_operator.decide.policy import DEFAULT_POLICY, Policy
-
 from tests.decide.world import SETTINGS, START, World, evidence, node, spec_of
 from trainer_runtime.contract.evidence import Strength
 from trainer_runtime.contract.exit_report import ExitReport, Outcome

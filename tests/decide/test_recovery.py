@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+
 from rtj_operator.decide.observation import ContainerView, PodCondition
 from rtj_operator.decide.plan import CordonNode, DeletePod
-
 from tests.decide.world import UID, World, evidence, record, spec_of
 from trainer_runtime.contract.beat import Level, Phase
 from trainer_runtime.contract.evidence import Strength
@@ -597,43 +597,15 @@ def test_a_worker_that_was_fenced_by_its_own_job_leads_to_an_attempt_above_the_f
     assert (last(world), world.status.attempt, world.status.restarts.total) == (("18", "fenced", None), 7, 0)
 
 
-def test_the_run_of_a_job_that_is_gone_is_taken_over_once() -> None:
+def test_a_wiped_status_never_continues_from_what_the_fences_abandoned() -> None:
     world = World()
     world.settle()
     world.start()
-    report(world, 0, Outcome.FENCED, 79, highest_fence=6, fence_job_uid="uid-old")
+    inventory = (record(40, 3), replace(record(90, 2), abandoned=True), replace(record(95, 1), abandoned=True))
+    world.beat(0, Phase.HOLD, inventory=inventory, highest_fence=3, fence_job_uid=UID)
     relaunch(world)
-    assert (last(world)[0], world.status.attempt, world.status.run.taken_over_from) == ("18b", 7, "uid-old")
-    world.launch()
-    report(world, 0, Outcome.FENCED, 79, highest_fence=9, fence_job_uid="uid-third")
-    relaunch(world)
-    assert (world.phase, world.condition("Failed")[1]) == ("Failed", "RunOwnedByAnotherJob")
-
-
-def test_the_run_of_a_job_that_is_alive_is_never_taken_over() -> None:
-    world = World(live_job_uids=frozenset({UID, "uid-alive"}))
-    world.settle()
-    world.start()
-    world.beat(0, Phase.HOLD, highest_fence=6, fence_job_uid="uid-alive")
-    relaunch(world)
-    assert (world.phase, world.condition("Failed")[1]) == ("Failed", "RunOwnedByAnotherJob")
-
-
-def test_a_job_that_was_deleted_and_applied_again_goes_on_from_its_old_checkpoints() -> None:
-    world = World()
-    world.settle()
-    world.start()
-    world.beat(0, Phase.HOLD, inventory=(record(40, 3),), highest_fence=3, fence_job_uid="uid-old")
-    relaunch(world)
-    assert (world.status.attempt, world.status.run.taken_over_from) == (4, "uid-old")
-    assert world.status.resume_point is not None and world.status.resume_point.step == 40
-    world.start()
-    world.beat(0, Phase.HOLD, inventory=(record(40, 3),), highest_fence=3, fence_job_uid="uid-old")
-    world.settle()
     assert world.status.attempt == 4
-    world.train(41)
-    world.settle()
-    assert world.phase == "Running"
+    assert world.status.resume_point is not None and world.status.resume_point.step == 40
 
 
 def test_what_a_zombie_commits_after_a_rollback_is_never_chosen() -> None:

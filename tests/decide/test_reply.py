@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from rtj_operator.api.v1alpha1 import Ending, JobStatus, Launch, StopReason
 from rtj_operator.decide.reply import reply
-
 from tests.decide.world import RUN, START, UID, World, record
 from trainer_runtime.contract.beat import Beat, Directive, Level, Phase, RecordKey, Reply
 

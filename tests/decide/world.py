@@ -31,7 +31,6 @@ from rtj_operator.decide.observation import (
 )
 from rtj_operator.decide.plan import CordonNode, CreatePod, CreateService, DeleteJob, DeletePod, JobEvent, Plan, StrikeNode
 from rtj_operator.settings import OperatorSettings
-
 from trainer_runtime.contract.beat import Beat, CheckpointRecord, Level, Phase
 from trainer_runtime.contract.evidence import Evidence, Source, Strength
 from trainer_runtime.contract.exit_report import ExitReport, FirstFailure, Outcome
@@ -90,6 +89,8 @@ class World:
     template_check: TemplateCheck | None = field(default_factory=lambda: TemplateCheck("valid"))
     run_owner: RunOwner | None = None
     live_job_uids: frozenset[str] = frozenset({UID})
+    ending_job_uids: frozenset[str] = frozenset()
+    ended_job_uids: frozenset[str] = frozenset()
     refusals: tuple[CreateRefusal, ...] = ()
     node_rights: bool = True
     can_read_nodes: bool = True
@@ -124,6 +125,8 @@ class World:
             service_exists=self.service,
             run_owner=self.run_owner,
             live_job_uids=self.live_job_uids,
+            ending_job_uids=self.ending_job_uids,
+            ended_job_uids=self.ended_job_uids,
             template_check=self.template_check,
             refusals=self.refusals,
             node_rights=self.node_rights,

@@ -29,6 +29,15 @@ PERIOD_SECONDS = 0.2
 """How often the play looks at pods and sends beats: faster than real workers, so that tests are quick."""
 
 
+@dataclass(frozen=True)
+class SeenFence:
+    """What a worker finds in the run before it starts: another job's fence."""
+
+    attempt: int
+    job_uid: str
+    quiet_seconds: float
+
+
 @dataclass
 class Worker:
     """One running pod's rtj-run: it follows replies as the real one does."""
@@ -42,6 +51,7 @@ class Worker:
     records: tuple[CheckpointRecord, ...] = ()
     acked: list[Any] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
+    fence: SeenFence | None = None
 
     def next_beat(self) -> Beat:
         """Return the next beat."""
@@ -54,8 +64,11 @@ class Worker:
             sequence=self.sequence,
             phase=self.phase,
             sent_at=float(self.sequence),
-            step=self.step if self.phase is not Phase.STOPPED else None,
+            step=self.step if self.phase not in (Phase.HOLD, Phase.STOPPED) else None,
             records=self.records,
+            highest_fence=self.fence.attempt if self.fence and self.phase is Phase.HOLD else None,
+            fence_job_uid=self.fence.job_uid if self.fence and self.phase is Phase.HOLD else None,
+            quiet_seconds=self.fence.quiet_seconds if self.fence and self.phase is Phase.HOLD else None,
         )
 
     def follow(self, reply: Reply) -> None:
@@ -66,6 +79,8 @@ class Worker:
         self.records = tuple(record for record in self.records if (record.run, record.step, record.attempt, record.level) not in held)
         if reply.directive is Directive.STOP and self.phase is not Phase.DONE:
             self.phase = Phase.STOPPED
+        elif self.phase is Phase.HOLD and reply.assignment is not None:
+            self.phase = Phase.TRAIN
         elif reply.directive is Directive.RESTART and reply.assignment is not None:
             self.assignment, self.phase, self.step = reply.assignment, Phase.TRAIN, 1
 
@@ -86,6 +101,8 @@ class Play:
         """Pod uid to name of every pod that ever was."""
         self.is_silent = False
         """While true no beat is sent."""
+        self.fence: SeenFence | None = None
+        """When set, workers that start find this fence and hold."""
 
     async def __aenter__(self) -> Play:
         trust = ssl.create_default_context(cafile=self._operator.ca_file)
@@ -173,7 +190,8 @@ class Play:
         environment = {entry["name"]: entry.get("value") for entry in pod["spec"]["containers"][0]["env"]}
         assignment = loads(Assignment, environment[ASSIGNMENT])
         token = await request_token(self._client, self._namespace, pod, HEARTBEAT_AUDIENCE)
-        self.workers[pod["metadata"]["uid"]] = Worker(pod, assignment, token)
+        phase = Phase.HOLD if self.fence else Phase.TRAIN
+        self.workers[pod["metadata"]["uid"]] = Worker(pod, assignment, token, phase, fence=self.fence)
 
     async def _report_end(self, pod: dict[str, Any], exit_code: int, report: ExitReport | None, reason: str) -> None:
         path = f"/api/v1/namespaces/{self._namespace}/pods/{pod['metadata']['name']}"

@@ -19,6 +19,7 @@ from rtj_operator.cluster import calls
 from rtj_operator.cluster.client import KubeClient
 from tests.operator_api import rbac
 from tests.operator_api.objects import break_node, create_job
+from tests.operator_api.play import SeenFence
 from tests.operator_api.process import OperatorProcess, wait_for
 from tests.operator_api.scene import SECONDS, Scene, condition, has_events, open_scene, preempted
 from trainer_runtime.contract.beat import Beat, CheckpointRecord, Level, Phase
@@ -245,6 +246,31 @@ async def test_a_status_that_somebody_wipes_is_rebuilt_without_a_second_launch(s
     )
     assert status["attempt"] == 1
     assert len(scene.play.seen) == 3
+
+
+async def test_the_run_of_a_deleted_job_goes_on_in_the_next_one_as_soon_as_its_pods_are_gone(scene: Scene) -> None:
+    await scene.operator.start_ready()
+    old = await create_job(scene.client, scene.namespace)
+    await scene.wait_until_running()
+    pods = await scene.pods()
+    await scene.client.request("DELETE", calls.job_path(scene.namespace, "gpt"))
+    scene.play.fence = SeenFence(1, old["metadata"]["uid"], quiet_seconds=1.0)
+    same_run = {"spec.checkpoint.run": f"{scene.namespace}.gpt"}
+    await create_job(scene.client, scene.namespace, "again", same_run)
+
+    async def waits() -> bool:
+        return condition(await scene.status("again"), "Running").get("reason") == "RunNotQuiet"
+
+    await wait_for(waits, "the new job to wait for the old one's pods", SECONDS, scene.operator.log_end)
+    for pod in pods:  # what the garbage collector does
+        await scene.client.request("DELETE", f"/api/v1/namespaces/{scene.namespace}/pods/{pod}")
+
+    async def runs() -> bool:
+        status = await scene.status("again")
+        return status.get("phase") == "Running" and status["run"].get("takenOverFrom") == old["metadata"]["uid"]
+
+    await wait_for(runs, "the new job to run in the old one's run", SECONDS, scene.operator.log_end)
+    assert (await scene.status("again"))["restarts"].get("total", 0) == 0
 
 
 async def test_a_finished_job_is_complete_and_its_last_pods_stay(scene: Scene) -> None:

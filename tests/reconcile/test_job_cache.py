@@ -8,7 +8,7 @@ import pytest
 
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.decide.observation import RunOwner
-from rtj_operator.reconcile.job_cache import JobCache
+from rtj_operator.reconcile.job_cache import MAX_ENDED, JobCache
 from tests.api.jobs import stored
 
 KEY = ("ml", "gpt")
@@ -125,3 +125,18 @@ def test_the_next_job_owns_the_run_when_the_owner_is_gone(cache: JobCache) -> No
     assert mine is not None and cache.run_owner(mine) is not None
     cache.gone(("ml", "older"))
     assert cache.run_owner(mine) is None
+
+
+def test_a_job_has_ended_when_it_was_seen_and_is_deleted_or_finished(cache: JobCache) -> None:
+    cache.saw(job(7))
+    assert not cache.has_ended("u1") and not cache.has_ended("never seen")
+    cache.saw(job(20, uid="u2"))
+    assert cache.has_ended("u1"), "another job has its name now"
+    cache.saw(job(30, uid="u2", status={"phase": "Succeeded", "attempt": 1}))
+    assert cache.has_ended("u2")
+
+
+def test_ends_are_remembered_up_to_a_bound_the_newest_ones(cache: JobCache) -> None:
+    for number in range(MAX_ENDED + 2):
+        cache.saw(job(number + 1, uid=f"u{number}"))
+    assert not cache.has_ended("u0") and cache.has_ended("u1") and cache.has_ended(f"u{MAX_ENDED}")

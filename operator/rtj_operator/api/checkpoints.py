@@ -113,6 +113,34 @@ class AttemptStart(ApiModel):
     """Whether its fence is known to stand in the store; an attempt without one abandons nothing."""
 
 
+class SaveFailureStatus(ApiModel):
+    """The newest save was abandoned while training went on."""
+
+    step: Count
+    """The step that was to be saved."""
+    reason: Line = ""
+    """Path and cause."""
+    count: Count = 1
+    """Saves in a row that failed."""
+
+    @property
+    def in_words(self) -> str:
+        """The failure as condition and event tell it."""
+        times = f" ({self.count} saves in a row)" if self.count > 1 else ""
+        return f"step {self.step} was not saved{times}: {self.reason}"
+
+
+class ForeignFence(ApiModel):
+    """Another job's fence that a worker of this one saw in the run's directory."""
+
+    job_uid: Word
+    """Uid of the job that made it."""
+    fence: Count
+    """Its number."""
+    changed_at: Time | None = None
+    """When the run had last changed when it was first looked at; absent: not known."""
+
+
 MAX_STARTS: Final = 32
 """Attempts whose start is remembered; far more than can have left a checkpoint that is still known."""
 
@@ -124,6 +152,8 @@ class RunStatus(ApiModel):
     """Highest fence that a worker of this job reported."""
     taken_over_from: Word | None = None
     """Uid of the dead job whose run this one took over, once."""
+    foreign_fence: ForeignFence | None = None
+    """The fence of another job that this one waits for, or waited for before it took the run over."""
     start_fresh_used_by: Word | None = None
     """Uid of the job that used spec.checkpoint.startFresh; it acts once per uid."""
     starts: Annotated[tuple[AttemptStart, ...], First(MAX_STARTS)] = ()

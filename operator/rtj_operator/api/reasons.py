@@ -59,6 +59,8 @@ class EventReason:
     """A worker cannot reach the store, or it is not the store the run was written to."""
     RUN_OWNED: Final = "RunOwned"
     """Another live job owns the run's directory."""
+    RUN_NOT_QUIET: Final = "RunNotQuiet"
+    """Another job's fence stands in the run, and that job may still write; the job waits."""
 
 
 class ConditionReason:
@@ -88,6 +90,8 @@ class ConditionReason:
     """Quota or policy refuses a pod; it is tried again."""
     NAME_CONFLICT: Final = "NameConflict"
     """An object of somebody else has the name of a pod or service; it is tried again."""
+    RUN_NOT_QUIET: Final = "RunNotQuiet"
+    """Another job's fence stands in the run; it is taken over when that job is known to have ended, or its run is quiet."""
     STOPPED: Final = "Stopped"
     """No attempt runs."""
     # Recovering
@@ -107,6 +111,7 @@ class ConditionReason:
     NOTHING_SAVED: Final = "NothingSaved"
     """No checkpoint is known yet."""
     SAVE_FAILED: Final = "SaveFailed"
+    """The newest save was abandoned; training goes on."""
     STORE_UNAVAILABLE: Final = "StoreUnavailable"
     STORE_MISMATCH: Final = "StoreMismatch"
     """The fence the operator knows is not in the store: wrong bucket, or a volume that is not mounted."""

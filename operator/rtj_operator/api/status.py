@@ -11,7 +11,15 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, computed_field
 
 from rtj_operator.api.base import ApiModel, Count, Cut, Finite, First, Message, Time, Word, cut
-from rtj_operator.api.checkpoints import AttemptResume, AttemptSettings, CheckpointRecordStatus, NewestCheckpoint, ResumedFrom, RunStatus
+from rtj_operator.api.checkpoints import (
+    AttemptResume,
+    AttemptSettings,
+    CheckpointRecordStatus,
+    NewestCheckpoint,
+    ResumedFrom,
+    RunStatus,
+    SaveFailureStatus,
+)
 from rtj_operator.api.conditions import Condition
 from rtj_operator.api.incidents import BudgetBucket, ExcludedNode, Failure, Restarts
 from rtj_operator.api.ranges import format_ranges, parse_ranges
@@ -161,6 +169,10 @@ class JobStatus(ApiModel):
     """Checkpoints that are known, newest first: the newest 20, and always the 3 newest good ones and the one resumed from."""
     last_checkpoint_event_at: Time | None = None
     """When a CheckpointVerified event was last sent."""
+    save_failure: SaveFailureStatus | None = None
+    """The save that failed last; absent from the next verified one on."""
+    last_save_failed_event_at: Time | None = None
+    """When a SaveFailed event was last sent."""
     last_failure: Failure | None = None
     """The newest incident."""
     failures: Annotated[tuple[Failure, ...], First(MAX_FAILURES)] = ()

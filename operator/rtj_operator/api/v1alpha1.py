@@ -7,9 +7,11 @@ from rtj_operator.api.checkpoints import (
     AttemptSettings,
     AttemptStart,
     CheckpointRecordStatus,
+    ForeignFence,
     NewestCheckpoint,
     ResumedFrom,
     RunStatus,
+    SaveFailureStatus,
 )
 from rtj_operator.api.conditions import Condition, ConditionStatus, ConditionType
 from rtj_operator.api.incidents import BudgetBucket, Charge, Confidence, EvidenceStatus, ExcludedNode, Failure, Restarts
@@ -35,6 +37,7 @@ __all__ = [
     "EvidenceStatus",
     "ExcludedNode",
     "Failure",
+    "ForeignFence",
     "Job",
     "JobPhase",
     "JobSpec",
@@ -48,6 +51,7 @@ __all__ = [
     "Restarts",
     "ResumedFrom",
     "RunStatus",
+    "SaveFailureStatus",
     "StopReason",
     "Workers",
 ]

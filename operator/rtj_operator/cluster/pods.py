@@ -121,6 +121,10 @@ class PodCache:
         """Return the pod with that uid, or None when there is none of ours."""
         return self._by_uid.get(pod_uid)
 
+    def may_run(self, job_uid: str) -> bool:
+        """Say whether a pod of that job, in whatever namespace, runs or may yet run."""
+        return any(not record.view.terminal for record in self._by_job.get(job_uid, {}).values())
+
     def jobs_on(self, node: str) -> set[str]:
         """Return the uids of the jobs that have a pod on that node."""
         return set(self._by_node.get(node, {}).values())

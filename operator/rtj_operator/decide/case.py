@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from rtj_operator.api.v1alpha1 import Ending, Job, JobSpec, JobStatus
+from rtj_operator.api.v1alpha1 import Ending, ForeignFence, Job, JobSpec, JobStatus
 from rtj_operator.decide.attribution import Tier, Verdict
 from rtj_operator.decide.policy import Policy
+from rtj_operator.decide.run_claim import Jobs
 from rtj_operator.decide.workers import Worker
 from trainer_runtime.contract.exit_report import ExitReport
 
@@ -20,7 +21,7 @@ class Case:
     spec: JobSpec
     verdict: Verdict
     workers: tuple[Worker, ...]
-    live_job_uids: frozenset[str]
+    jobs: Jobs
     policy: Policy
 
     @property
@@ -95,3 +96,5 @@ class Ruling:
     """The next attempt must be above it."""
     taken_over_from: str | None = None
     """Uid of the dead job whose run this one takes over."""
+    foreign_fence: ForeignFence | None = None
+    """Another job's fence, to be remembered."""

@@ -9,7 +9,7 @@ from rtj_operator.api.conditions import Condition, find_condition, is_condition_
 from rtj_operator.api.ranges import format_ranges
 from rtj_operator.api.reasons import ConditionReason as Reason
 from rtj_operator.api.v1alpha1 import ConditionStatus, ConditionType, JobPhase, JobStatus, NodeRemediation, StopReason
-from rtj_operator.decide import causes, incident, launch, liveness, node_policy
+from rtj_operator.decide import causes, incident, launch, liveness, node_policy, run_claim
 from rtj_operator.decide.case import NodeWish
 from rtj_operator.decide.observation import Observation
 from rtj_operator.decide.policy import Policy
@@ -73,6 +73,9 @@ def _suspended(status: JobStatus, observation: Observation) -> Stated:
 
 def _running(status: JobStatus, observation: Observation, workers: tuple[Worker, ...], now: datetime, policy: Policy) -> Stated:
     """Once true for an attempt it stays so until the attempt is stopped: an operator that was restarted has no beats yet."""
+    if run_claim.is_waiting(status.run) and status.gang > 0 and status.ending is None and not status.phase.is_terminal:
+        text = run_claim.waits_in_words(status.run, observation.job.run, run_claim.Jobs.of(observation), policy)
+        return Stated(FALSE, Reason.RUN_NOT_QUIET, text)
     if not is_live(status):
         before = find_condition(status.conditions, ConditionType.RUNNING)
         if status.stop_reason is StopReason.END and status.ending is not None and status.ending.succeeded and before is not None:
@@ -130,6 +133,8 @@ def _checkpoint(status: JobStatus, is_running: bool) -> Stated:
     if last is not None and last.cause == causes.STORE_UNAVAILABLE and not is_running and not status.phase.is_terminal:
         reason = Reason.STORE_MISMATCH if "fence" in last.message else Reason.STORE_UNAVAILABLE
         return Stated(FALSE, reason, last.message)
+    if status.save_failure is not None:
+        return Stated(FALSE, Reason.SAVE_FAILED, status.save_failure.in_words)
     newest = max(
         (record for record in status.checkpoints if not record.abandoned), key=lambda record: (record.step, record.attempt), default=None
     )

@@ -14,11 +14,12 @@ from rtj_operator.api.v1alpha1 import ConditionStatus, Ending, JobSpec, JobStatu
 from rtj_operator.decide import budgets, incident, launch, lifecycle, liveness, node_policy, stopping, watch
 from rtj_operator.decide.draft import Draft
 from rtj_operator.decide.events import transitions
-from rtj_operator.decide.learn import fence_owner, hold_beat, learn
+from rtj_operator.decide.learn import hold_beat, learn
 from rtj_operator.decide.observation import Observation
 from rtj_operator.decide.plan import DeleteJob, DeletePod, Plan
 from rtj_operator.decide.policy import Policy, policy_of
-from rtj_operator.decide.rulings import may_take_over
+from rtj_operator.decide.rulings import owned_in_words
+from rtj_operator.decide.run_claim import Claim, Jobs, judge, seen_by
 from rtj_operator.decide.workers import Worker, workers_of
 from rtj_operator.settings import OperatorSettings
 from trainer_runtime.contract.evidence import Source
@@ -77,11 +78,12 @@ def _watch(draft: Draft, observation: Observation, spec: JobSpec, workers: tuple
     if any(at <= now for at in times):
         case = watch.case_of(observation, status, workers, now, policy)
         return draft.with_status(incident.record(status, case, observation, now, policy))
-    (draft, foreign) = _with_owner(draft, observation, workers, now, policy)
-    if foreign:
+    (draft, claim) = _with_claim(draft, observation, workers, now, policy)
+    if claim is Claim.REFUSE:
         return draft
-    superseding = watch.find_superseding(observation, draft.status, workers, now, policy)
-    if superseding is not None:
+    if claim is Claim.WAIT:
+        draft = draft.wake(now + timedelta(seconds=policy.run_look_seconds))
+    elif (superseding := watch.find_superseding(observation, draft.status, workers, now, policy)) is not None:
         return _supersede(draft, superseding, now, policy)
     draft = launch.keep_gang(draft, observation, workers, policy.stop_grace_seconds)
     silent_at = [liveness.silent_at(worker, observation.senders, policy) for worker in workers]
@@ -171,17 +173,21 @@ def _jitter(status: JobStatus, wait: timedelta) -> timedelta:
     return wait * (zlib.crc32(f"{status.selector}/{status.attempt}".encode()) / 2**32 / 4)
 
 
-def _with_owner(draft: Draft, observation: Observation, workers: tuple[Worker, ...], now: datetime, policy: Policy) -> tuple[Draft, bool]:
-    """Judge a foreign fence that worker 0 sees before it makes its own (row 18b). True: the job ends because of it."""
-    beat, status = hold_beat(workers), draft.status
-    owner = fence_owner(beat) if beat is not None else None
-    if owner is None or owner in (observation.job.uid, status.run.taken_over_from):
-        return draft, False
-    case = watch.case_of(observation, status, workers, now, policy)
-    if may_take_over(case, owner):
-        return draft.change(run=status.run.evolve(taken_over_from=owner)), False
-    message = f"a fence of job uid {owner} stands in run {observation.job.run}"
-    return _end(draft, now, Ending(succeeded=False, reason=ConditionReason.RUN_OWNED_BY_ANOTHER_JOB, message=message)), True
+def _with_claim(
+    draft: Draft, observation: Observation, workers: tuple[Worker, ...], now: datetime, policy: Policy
+) -> tuple[Draft, Claim | None]:
+    """Judge another job's fence that worker 0 sees before it makes its own (row 18b); None when there is none. Refused: the job ends."""
+    held, run = hold_beat(workers), draft.status.run
+    seen = seen_by(held) if held is not None else None
+    if held is None or seen is None or seen.job_uid == observation.job.uid:
+        return draft, None
+    judged = judge(run, seen, held.beat.quiet_seconds, Jobs.of(observation), policy)
+    if judged.claim is Claim.REFUSE:
+        message = owned_in_words(judged.fence, observation.job.run, judged.why)
+        ending = Ending(succeeded=False, reason=ConditionReason.RUN_OWNED_BY_ANOTHER_JOB, message=message)
+        return _end(draft, now, ending), judged.claim
+    taken_over_from = seen.job_uid if judged.claim is Claim.TAKE else run.taken_over_from
+    return draft.change(run=run.evolve(foreign_fence=judged.fence, taken_over_from=taken_over_from)), judged.claim
 
 
 def _is_complete(status: JobStatus, workers: tuple[Worker, ...]) -> bool:

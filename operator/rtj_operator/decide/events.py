@@ -78,6 +78,8 @@ def _nodes(before: JobStatus, after: JobStatus) -> Iterator[JobEvent]:
 def _checkpoints(before: JobStatus, after: JobStatus) -> Iterator[JobEvent]:
     if after.last_checkpoint_event_at != before.last_checkpoint_event_at and after.checkpoint is not None:
         yield JobEvent(EventReason.CHECKPOINT_VERIFIED, f"step {after.checkpoint.step}: {after.checkpoint.uri}")
+    if after.last_save_failed_event_at != before.last_save_failed_event_at and after.save_failure is not None:
+        yield JobEvent(EventReason.SAVE_FAILED, f"{after.save_failure.in_words}; training goes on", True)
     sound = {(record.step, record.attempt) for record in before.checkpoints if record.quarantined is not None}
     for record in after.checkpoints:
         if record.quarantined is not None and (record.step, record.attempt) not in sound:
@@ -89,6 +91,8 @@ def _conditions(before: JobStatus, after: JobStatus) -> Iterator[JobEvent]:
     running = _became(before, after, ConditionType.RUNNING)
     if running is not None and running.status is ConditionStatus.TRUE:
         yield JobEvent(EventReason.RUNNING, f"attempt {after.attempt}: every worker trains")
+    if running is not None and running.reason == ConditionReason.RUN_NOT_QUIET:
+        yield JobEvent(EventReason.RUN_NOT_QUIET, running.message, True)
     if running is not None and running.reason in (ConditionReason.POD_CREATE_FORBIDDEN, ConditionReason.NAME_CONFLICT):
         yield JobEvent(EventReason.POD_CREATE_FORBIDDEN, running.message, True)
     valid = _became(before, after, ConditionType.VALID)

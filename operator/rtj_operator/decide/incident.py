@@ -96,6 +96,8 @@ def _with_consequences(
         run = run.evolve(fence=max(run.fence or 0, ruling.highest_fence))
     if ruling.taken_over_from is not None:
         run = run.evolve(taken_over_from=ruling.taken_over_from)
+    if ruling.foreign_fence is not None:
+        run = run.evolve(foreign_fence=ruling.foreign_fence)
     status = status.evolve(run=run)
     mode = node_policy.effective_mode(case.spec.recovery.node_remediation, policy, observation.node_rights)
     if node_wish(row, case) is not NodeWish.NOTHING and mode in (NodeRemediation.AVOID, NodeRemediation.CORDON):

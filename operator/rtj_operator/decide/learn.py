@@ -8,26 +8,26 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from rtj_operator.api.v1alpha1 import JobStatus, Progress, StopReason
+from rtj_operator.api.v1alpha1 import JobStatus, Progress, SaveFailureStatus, StopReason
 from rtj_operator.decide import ledger, node_policy
 from rtj_operator.decide.observation import Observation, WorkerBeat
 from rtj_operator.decide.policy import Policy
 from rtj_operator.decide.workers import Worker, highest_known_attempt
-from trainer_runtime.contract.beat import Beat, CheckpointRecord, Phase
+from trainer_runtime.contract.beat import CheckpointRecord, Phase
 
 _TRAINING: Final = frozenset(phase.value for phase in (Phase.TRAIN, Phase.SAVE, Phase.EVAL))
 _BEFORE_TRAINING: Final = (Phase.HOLD, Phase.START)
 """What a worker says of its step here is not the run's: it has not restored anything yet."""
-
-UNKNOWN_OWNER: Final = "unknown"
-"""Stands for the job of a fence that was made outside a cluster."""
+SAVE_FAILED_EVENT_EVERY: Final = timedelta(minutes=5)
+"""A store that is full fails every save: the condition says so all the time, an event this often."""
 
 
 def learn(status: JobStatus, observation: Observation, workers: tuple[Worker, ...], now: datetime, policy: Policy) -> JobStatus:
     """Return the status with everything this observation teaches."""
     job = observation.job
     status = ledger.merge(status, (*observation.store.records, *_inventory(observation)), job.run, now)
-    status = _with_lost_attempts(_with_fences(status, workers, job.uid), observation)
+    status = _with_save_failure(status, job.status, workers, now)
+    status = _with_lost_attempts(_with_fences(status, observation, workers), observation)
     proposals = [proposal for worker in workers if worker.index == 0 and worker.beat for proposal in worker.beat.beat.delete_proposals]
     status = ledger.mark_deleting(ledger.refreshed(status, now), proposals, job.run, now)
     status = status.evolve(excluded_nodes=node_policy.refreshed(status.excluded_nodes, job, observation.nodes, now))
@@ -38,15 +38,10 @@ def learn(status: JobStatus, observation: Observation, workers: tuple[Worker, ..
     return _with_progress(status, workers, policy)
 
 
-def hold_beat(workers: tuple[Worker, ...]) -> Beat | None:
+def hold_beat(workers: tuple[Worker, ...]) -> WorkerBeat | None:
     """Return worker 0's beat of this attempt while it holds before its fence; None when it does not."""
     beat = workers[0].beat if workers else None
-    return beat.beat if beat is not None and beat.beat.phase is Phase.HOLD else None
-
-
-def fence_owner(beat: Beat) -> str | None:
-    """Return the job uid on the highest fence that a holding worker sees; None without a fence, ``unknown`` for a fence without one."""
-    return (beat.fence_job_uid or UNKNOWN_OWNER) if beat.highest_fence is not None else None
+    return beat if beat is not None and beat.beat.phase is Phase.HOLD else None
 
 
 def _inventory(observation: Observation) -> tuple[CheckpointRecord, ...]:
@@ -54,18 +49,43 @@ def _inventory(observation: Observation) -> tuple[CheckpointRecord, ...]:
     return tuple(record for beat in observation.beats.values() if beat.beat.phase is Phase.HOLD for record in beat.beat.inventory)
 
 
-def _with_fences(status: JobStatus, workers: tuple[Worker, ...], job_uid: str) -> JobStatus:
-    """A worker that is past its start, or a checkpoint of this attempt, proves that the attempt's fence stands."""
+def _with_fences(status: JobStatus, observation: Observation, workers: tuple[Worker, ...]) -> JobStatus:
+    """A worker that is past its start, or a checkpoint that this attempt reports, proves that the attempt's fence stands.
+
+    What an inventory shows proves nothing: another job's attempts have the same numbers.
+    """
+    job = observation.job
     is_past_start = any(worker.trains or worker.is_done for worker in workers)
-    has_committed = any(record.attempt == status.attempt for record in status.checkpoints)
+    has_committed = any(record.attempt == status.attempt and record.run == job.run for record in observation.store.records)
     if status.attempt > 0 and (is_past_start or has_committed) and _is_unfenced(status):
         status = ledger.with_fence(status, status.attempt)
         if status.starts_fresh:
-            status = status.evolve(run=status.run.evolve(start_fresh_used_by=job_uid))
-    seen = [beat.highest_fence for beat in (hold_beat(workers),) if beat is not None and beat.highest_fence is not None]
-    if seen and max(seen) > (status.run.fence or 0):
-        status = status.evolve(run=status.run.evolve(fence=max(seen)))
+            status = status.evolve(run=status.run.evolve(start_fresh_used_by=job.uid))
+    held = hold_beat(workers)
+    highest = held.beat.highest_fence if held is not None else None
+    if highest is not None and highest > (status.run.fence or 0):
+        status = status.evolve(run=status.run.evolve(fence=highest))
     return status
+
+
+def _with_save_failure(status: JobStatus, before: JobStatus, workers: tuple[Worker, ...], now: datetime) -> JobStatus:
+    """Take over a failed save from worker 0. It stays, over attempts too, until a checkpoint becomes verified without another failure."""
+    beat = workers[0].beat if workers else None
+    told = beat.beat.save_failure if beat is not None else None
+    if told is None:
+        known = _verified(before)
+        has_recovered = status.save_failure is not None and any(key not in known for key in _verified(status))
+        return status.evolve(save_failure=None) if has_recovered else status
+    is_new = status.save_failure is None or status.save_failure.step != told.step
+    event_at = status.last_save_failed_event_at
+    if is_new and (event_at is None or now - event_at >= SAVE_FAILED_EVENT_EVERY):
+        event_at = now
+    failure = SaveFailureStatus(step=told.step, reason=told.reason, count=told.count)
+    return status.evolve(save_failure=failure, last_save_failed_event_at=event_at)
+
+
+def _verified(status: JobStatus) -> set[tuple[int, int]]:
+    return {(record.step, record.attempt) for record in status.checkpoints if record.is_verified}
 
 
 def _with_lost_attempts(status: JobStatus, observation: Observation) -> JobStatus:

@@ -198,7 +198,11 @@ class Observation:
     service_exists: bool = False
     run_owner: RunOwner | None = None
     live_job_uids: frozenset[str] = frozenset()
-    """Uids of all jobs that exist and are not finished; a fence of another uid is a dead job's."""
+    """Uids of all jobs that exist and are not finished."""
+    ending_job_uids: frozenset[str] = frozenset()
+    """Of the jobs whose fences this job's workers see: those that were seen to end here while a pod of theirs may still run."""
+    ended_job_uids: frozenset[str] = frozenset()
+    """Of the same: those that were seen to end here and of which no pod can run any more."""
     template_check: TemplateCheck | None = None
     """None until it was made for this generation."""
     refusals: tuple[CreateRefusal, ...] = ()

@@ -49,6 +49,13 @@ class Policy:
     retry_seconds: float = 30.0
     """When to look again at what only the outside can change: quota, policy, another owner of the run."""
 
+    run_quiet_seconds: float = 600.0
+    """Nothing written in a run for this long: the job whose fence stands there is taken for dead. It is the usual time between saves."""
+    run_tolerance_seconds: float = 60.0
+    """Two looks at when a run last changed may differ by this much without a write: a hold's length, and the clocks of two nodes."""
+    run_look_seconds: float = 2.0
+    """How often to look whether the pods of the job that is waited for have ended."""
+
     exclude_seconds: float = 24 * 3600.0
     """How long a job avoids a node."""
     exclude_limit: int = 64

@@ -8,7 +8,7 @@ from rtj_operator.api.status_size import NEWEST_GOOD, NEWEST_KNOWN
 from rtj_operator.api.v1alpha1 import Job, JobStatus, Launch, StopReason
 from rtj_operator.build.assignment import assignment_for
 from rtj_operator.decide import stopping
-from rtj_operator.decide.learn import fence_owner
+from rtj_operator.decide.run_claim import fence_owner
 from rtj_operator.decide.watch import hold_news
 from trainer_runtime.contract.beat import Beat, Directive, Level, Phase, RecordKey, Reply
 

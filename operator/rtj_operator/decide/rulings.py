@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rtj_operator.api.reasons import ConditionReason
-from rtj_operator.api.v1alpha1 import Ending
+from rtj_operator.api.v1alpha1 import Ending, ForeignFence
 from rtj_operator.decide import causes
 from rtj_operator.decide.attribution import Tier
 from rtj_operator.decide.case import Case, Quarantine, Ruling
-from rtj_operator.decide.learn import UNKNOWN_OWNER
+from rtj_operator.decide.run_claim import UNKNOWN_OWNER, Claim, judge
 from rtj_operator.decide.startup import cannot_start, kubelet_cannot_start
 from trainer_runtime.contract.exit_report import ExitReport, Outcome
 from trainer_runtime.signals import fault_classes as classes
@@ -104,23 +104,33 @@ def go_above_fence(case: Case) -> Ruling:
 
 
 def take_over_or_fail(case: Case) -> Ruling:
-    """Take over the run of a job that is gone, once and before this job wrote anything; otherwise end."""
+    """Take over the run of a job that is gone, once and before this job wrote anything; wait while that is not known; otherwise end.
+
+    How long the run has been quiet only a holding worker says, so after its end there is nothing but to look again by another attempt.
+    """
     report = _first(case, Outcome.FENCED)
     owner = (report.fence_job_uid if report is not None else None) or UNKNOWN_OWNER
     highest = report.highest_fence if report is not None else None
-    if not may_take_over(case, owner):
-        return _fail(ConditionReason.RUN_OWNED_BY_ANOTHER_JOB, f"fence {highest} of job uid {owner} stands in run {case.job.run}")
-    return Ruling(f"take over the run of job uid {owner}, which is gone", highest_fence=highest, taken_over_from=owner)
-
-
-def may_take_over(case: Case, owner: str) -> bool:
-    """Whether the run of that job uid may become ours: it is not alive here, and no fence of ours stands yet.
-
-    How long nobody has written there is not asked, because no worker reports it: two clusters must not share a run.
-    """
     run = case.status.run
-    is_first = not any(start.fenced for start in run.starts) and run.taken_over_from in (None, owner)
-    return is_first and owner not in case.live_job_uids
+    judged = judge(run, ForeignFence(job_uid=owner, fence=highest or 0), None, case.jobs, case.policy)
+    remembered = judged.fence if highest is not None else None
+    if judged.claim is Claim.REFUSE:
+        return _fail(ConditionReason.RUN_OWNED_BY_ANOTHER_JOB, owned_in_words(judged.fence, case.job.run, judged.why))
+    if judged.claim is Claim.WAIT:
+        text = f"look again whether job uid {owner} still writes in run {case.job.run}"
+        return Ruling(text, waits=True, highest_fence=highest, foreign_fence=remembered)
+    return Ruling(
+        f"take over the run of job uid {owner}, which is gone",
+        waits=run.taken_over_from == owner,  # it was ours to take before: what kept the worker from it may take time
+        highest_fence=highest,
+        taken_over_from=owner,
+        foreign_fence=remembered,
+    )
+
+
+def owned_in_words(fence: ForeignFence, run: str, why: str) -> str:
+    """Return why a run is another job's."""
+    return f"fence {fence.fence} of job uid {fence.job_uid} stands in run {run}: {why}"
 
 
 def give_up_startup(case: Case) -> Ruling:

@@ -20,6 +20,7 @@ from rtj_operator.decide.node_conditions import bad_conditions
 from rtj_operator.decide.observation import Observation
 from rtj_operator.decide.policy import Policy
 from rtj_operator.decide.resume_choice import choose_resume
+from rtj_operator.decide.run_claim import Jobs
 from rtj_operator.decide.startup import gives_up_at
 from rtj_operator.decide.workers import Worker, highest_known_attempt
 from trainer_runtime.contract.beat import Beat
@@ -84,7 +85,7 @@ def case_of(observation: Observation, status: JobStatus, workers: tuple[Worker, 
         nodes={worker.index: worker.node_name for worker in workers if worker.node_name is not None},
     )
     verdict: Verdict = attribute(evidence, topology, now)
-    return Case(observation.job, spec, verdict, workers, observation.live_job_uids, policy)
+    return Case(observation.job, spec, verdict, workers, Jobs.of(observation), policy)
 
 
 def find_superseding(
@@ -94,8 +95,8 @@ def find_superseding(
     known = highest_known_attempt(observation)
     if known > status.attempt:
         return Superseding(causes.SUPERSEDED, f"attempt {known} of this job exists already")
-    beat = hold_beat(workers)
-    news = hold_news(status, beat, observation.job, now) if beat is not None else ""
+    held = hold_beat(workers)
+    news = hold_news(status, held.beat, observation.job, now) if held is not None else ""
     if news:
         return Superseding(causes.SUPERSEDED, news)
     due = partly_scheduled_at(status, workers, policy)

@@ -99,10 +99,11 @@ def _wakes(before: Beat | None, beat: Beat) -> bool:
         or beat.evidence != before.evidence
         or beat.failure != before.failure
         or beat.delete_proposals != before.delete_proposals
+        or beat.save_failure != before.save_failure
         or (beat.phase is Phase.HOLD and _seen_in_store(beat) != _seen_in_store(before))
         or (beat.step is not None and before.step is None)
     )
 
 
 def _seen_in_store(beat: Beat) -> object:
-    return beat.inventory, beat.highest_fence, beat.fence_job_uid
+    return beat.inventory, beat.highest_fence, beat.fence_job_uid, beat.quiet_seconds

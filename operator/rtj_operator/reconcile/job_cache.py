@@ -6,12 +6,15 @@ A version never goes back: what our own write returned stays until the watch has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.decide.observation import RunOwner
 from rtj_operator.reconcile.run_owner import RunIndex
 from rtj_operator.reconcile.work_queue import Key
+
+MAX_ENDED: Final = 10_000
+"""Uids of deleted jobs that are remembered, newest kept. One that is forgotten costs a job on the same run ten quiet minutes."""
 
 
 class JobCache:
@@ -22,6 +25,8 @@ class JobCache:
         self._jobs: dict[Key, Job] = {}
         self._keys: dict[str, Key] = {}
         self._runs = RunIndex()
+        self._ended: dict[str, None] = {}
+        """In the order of their ends."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -42,6 +47,11 @@ class JobCache:
     def live_uids(self) -> frozenset[str]:
         """Return the uids of all jobs that exist and are not finished."""
         return frozenset(job.uid for job in self._jobs.values() if not job.is_finished)
+
+    def has_ended(self, uid: str) -> bool:
+        """Say whether a job with that uid was seen here, and is deleted or finished now. False for one that was never seen."""
+        job = self.by_uid(uid)
+        return job.is_finished if job is not None else uid in self._ended
 
     def run_owner(self, job: Job) -> RunOwner | None:
         """Return the other live job that owns this job's run directory, if there is one."""
@@ -89,6 +99,9 @@ class JobCache:
         del self._jobs[job.key]
         del self._keys[job.uid]
         self._runs.forget(job)
+        self._ended[job.uid] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         self._on_gone(job)
 
 

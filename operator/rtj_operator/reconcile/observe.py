@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.cluster.nodes import NodeCache
 from rtj_operator.cluster.outage import OutageTracker
 from rtj_operator.cluster.pods import PodCache
-from rtj_operator.decide.observation import CreateRefusal, Observation, StoreView
+from rtj_operator.decide.observation import CreateRefusal, Observation, PodView, StoreView, WorkerBeat
 from rtj_operator.heartbeat.beats import BeatBook
 from rtj_operator.manifests.base import ManifestStore
 from rtj_operator.reconcile.api_facts import ApiFacts
@@ -55,18 +56,23 @@ class Observer:
         pods = self._pods.of_job(job.namespace, job.uid)
         pod_uids = frozenset(pod.uid for pod in pods)
         self._beats.forget_pods(job.uid, pod_uids)
+        beats = self._beats.of_job(job.uid, pod_uids)
+        ended = frozenset(uid for uid in _fence_owners(job, pods, beats) if self._jobs.has_ended(uid))
+        ending = frozenset(uid for uid in ended if self._pods.may_run(uid))
         refusals: tuple[CreateRefusal, ...] = self._refusals.of_job(job.uid)
         return Observation(
             job=job,
             pods=pods,
             nodes=self._nodes.all(),
-            beats=self._beats.of_job(job.uid, pod_uids),
+            beats=beats,
             senders=self._beats.senders(self._is_running, now, self._outage.until()),
             store=StoreView(records=self._store.pending(job.uid)),
             spec_error=job.spec_error,
             service_exists=service_exists,
             run_owner=self._jobs.run_owner(job),
             live_job_uids=self._jobs.live_uids(),
+            ending_job_uids=ending,
+            ended_job_uids=ended - ending,
             template_check=template_check,
             refusals=refusals,
             node_rights=node_rights,
@@ -76,3 +82,13 @@ class Observer:
     def _is_running(self, pod_uid: str) -> bool:
         record = self._pods.find(pod_uid)
         return record is not None and record.view.phase == "Running" and record.view.deleting_since is None
+
+
+def _fence_owners(job: Job, pods: tuple[PodView, ...], beats: Mapping[int, WorkerBeat]) -> set[str]:
+    """Return the uids of other jobs whose fences this job's workers see or saw: only about these is it asked whether they ended."""
+    reports = [pod.container.report for pod in pods if pod.container is not None]
+    reports += [beat.beat.failure for beat in beats.values()]
+    found = {beat.beat.fence_job_uid for beat in beats.values()} | {report.fence_job_uid for report in reports if report is not None}
+    if job.status.run.foreign_fence is not None:
+        found.add(job.status.run.foreign_fence.job_uid)
+    return {uid for uid in found if uid is not None and uid != job.uid}
