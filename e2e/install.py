@@ -14,6 +14,8 @@ CHART: Final = Path(__file__).resolve().parent.parent / "charts" / "rtj"
 NAMESPACE: Final = "rtj-system"
 RELEASE: Final = "rtj"
 INSTALL_SECONDS: Final = 120
+METRICS_PORT: Final = 8080
+"""The chart's default."""
 
 
 def load_images(driver: ClusterDriver) -> Images:
@@ -35,6 +37,15 @@ def helm_install(driver: ClusterDriver, images: Images, node: str | None = None,
     where = ["--namespace", NAMESPACE, "--create-namespace"]
     waiting = ["--wait", f"--timeout={INSTALL_SECONDS}s"]
     driver.helm("upgrade", "--install", RELEASE, str(CHART), *where, *waiting, *flags, seconds=INSTALL_SECONDS + 30)
+
+
+def operator_memory(driver: ClusterDriver) -> float:
+    """Resident memory of the running operator in MB, as its own metrics say."""
+    selector = ["-l", "app.kubernetes.io/name=rtj", "--field-selector=status.phase=Running"]
+    pod = driver.kubectl("get", "pods", "-n", NAMESPACE, *selector, "-o", "jsonpath={.items[0].metadata.name}")
+    metrics = driver.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}:{METRICS_PORT}/proxy/metrics")
+    line = next(line for line in metrics.splitlines() if line.startswith("process_resident_memory_bytes"))
+    return float(line.split()[1]) / 1e6
 
 
 def with_torch(job: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from kubernetes import config as kubernetes_config
 from kubernetes.client.exceptions import ApiException
 
 from e2e.cluster.driver import ClusterDriver
+from e2e.cluster.waiting import wait_until
 
 GROUP, VERSION, PLURAL = "rtj.dev", "v1alpha1", "resilienttrainingjobs"
 POLL_SECONDS = 0.25
@@ -135,16 +136,7 @@ class Job:
     def delete(self) -> None:
         """Delete the job and wait until its pods are gone."""
         self.cluster.driver.kubectl("delete", "rtj", self.name, "-n", self.namespace, "--ignore-not-found", "--wait=true", seconds=90)
-        wait_until(f"the pods of {self.name} to go", lambda: not self.pods(), 60)
-
-
-def wait_until(what: str, holds: Callable[[], bool], seconds: float) -> None:
-    """Wait for anything else than a job's status. Raises WaitedTooLong."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            raise WaitedTooLong(f"waited {seconds:.0f} s for {what}")
-        time.sleep(POLL_SECONDS)
+        wait_until(lambda: not self.pods(), f"the pods of {self.name} to go", 60)
 
 
 def condition(status: Manifest, type_: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 TIERS: dict[str, list[str]] = {
-    "unit": ["tests", "-m", "not api and not e2e and not cuda"],
+    "unit": ["tests", "-m", "not api and not e2e"],
     "api": ["tests", "-m", "api"],
     "e2e": ["e2e/scenarios", "-m", "e2e"],
 }

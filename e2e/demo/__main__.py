@@ -53,6 +53,7 @@ def main() -> int:
             console.rule("the job")
             plan = JobPlan(NAME, GPT, images.runtime.name, shared, text, WORKERS, recovery=RECOVERY)
             happened = _play(cluster, console, plan)
+        console.print(f"operator with one job: {install.operator_memory(driver):.0f} MB resident")
         ours = digest.read(plan.digests())
     finally:
         if keep:

@@ -60,6 +60,15 @@ class Story:
         faults.kill_rank(self.job.cluster.driver, node, self.job.name, rank=worker, signal="ABRT", last_words=faults.ECC_LINE)
         return self._recovered(f"ECC error on {node}", done_at, step)
 
+    def kill_rank(self, worker: int) -> Fault:
+        """Kill the rank of ``worker`` (one process per worker) with SIGKILL, and wait for the recovery."""
+        step = self.wait_for_steps_worth_losing()
+        node = self.job.node(worker)
+        self.narrator.say(f"[bold red]FAULT[/bold red]  SIGKILL of rank {worker} on {node}, at step {step}")
+        done_at = time.time()
+        faults.kill_rank(self.job.cluster.driver, node, self.job.name, rank=worker)
+        return self._recovered(f"SIGKILL of rank {worker}", done_at, step)
+
     def finish(self) -> dict[str, Any]:
         """Wait for the end. Raises AssertionError when the job failed."""
         status = self.job.wait("the end", lambda status: condition(status, "Finished") == "True", FINISH_SECONDS, self.narrator.watch)

@@ -14,7 +14,6 @@ import pytest
 from e2e.cluster import kernel
 from e2e.cluster.bare import BareCluster
 from e2e.cluster.build import build
-from e2e.cluster.choice import choose_driver
 from e2e.cluster.settings import STATE_VARIABLE
 from e2e.cluster.tools import CLUSTER_TOOLS
 from e2e.cluster.waiting import wait_until
@@ -34,8 +33,6 @@ MOMENTS = {
 @pytest.fixture
 def no_cluster(tmp_path: Path) -> Iterator[BareCluster]:
     """A bare cluster that is not up yet, with its files in a directory of this test."""
-    if not isinstance(choose_driver(lambda line: None), BareCluster):
-        pytest.skip("kind cleans up after itself")
     build(CLUSTER_TOOLS)
     cluster = BareCluster(tmp_path / "cluster")
     # Nothing of it is there yet; but this fails at once if somebody else's cluster is.

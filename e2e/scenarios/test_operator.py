@@ -1,0 +1,96 @@
+"""The operator itself is killed, cut off, or cannot be reached: jobs neither notice nor suffer."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.cluster.waiting import wait_until
+from e2e.install import NAMESPACE
+from e2e.jobs import condition, progress_step
+from e2e.scenarios.stage import FINISH_SECONDS, RECOVERY_SECONDS, START_SECONDS, Stage, has_checkpoint, is_complete, running_in_attempt
+from e2e.workloads.job import TINY, Workload
+
+pytestmark = pytest.mark.e2e
+
+LONG = Workload("tiny", steps=400, save_every=10, options=TINY.options)
+
+
+def operator_pod(stage: Stage) -> dict[str, str]:
+    """Name, uid and node of the operator's running pod."""
+    pods = stage.cluster.get(f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector="app.kubernetes.io/name=rtj")["items"]
+    alive = [pod for pod in pods if condition(pod["status"], "Ready") == "True" and "deletionTimestamp" not in pod["metadata"]]
+    return {"name": alive[0]["metadata"]["name"], "uid": alive[0]["metadata"]["uid"], "node": alive[0]["spec"]["nodeName"]} if alive else {}
+
+
+def kill_operator(stage: Stage) -> None:
+    """kill -9 of the operator's process on its node; the kubelet starts it again."""
+    find = "for p in /proc/[0-9]*; do grep -qz rtj-operator $p/cmdline 2>/dev/null && kill -9 ${p#/proc/}; done; true"
+    stage.driver.exec(operator_pod(stage)["node"], ["sh", "-c", find])
+
+
+def test_an_operator_killed_in_mid_recovery_finishes_it(stage: Stage) -> None:
+    job = stage.start(stage.plan("opkill", workload=LONG))
+    job.wait("a checkpoint", has_checkpoint, START_SECONDS)
+    stage.kill_rank(job, rank=1)
+    job.wait("the stop", lambda status: "stoppingSince" in status or status["attempt"] == 2, 30)
+    kill_operator(stage)
+    status = job.wait("the second attempt", running_in_attempt(2), RECOVERY_SECONDS)
+    assert status["attempt"] == 2
+    assert status["restarts"]["total"] == 1
+    assert len(job.pods(status["gang"])) == 2
+
+
+def test_an_api_server_restarted_in_mid_recovery_costs_nothing_but_time(stage: Stage) -> None:
+    job = stage.start(stage.plan("apirestart", workload=LONG))
+    job.wait("a checkpoint", has_checkpoint, START_SECONDS)
+    stage.kill_rank(job, rank=1)
+    stage.driver.restart_apiserver()
+    status = job.wait("the second attempt", running_in_attempt(2), RECOVERY_SECONDS)
+    assert (status["attempt"], status["restarts"]["total"]) == (2, 1)
+
+
+def test_blocked_heartbeats_restart_nothing_and_are_said(stage: Stage) -> None:
+    job = stage.start(stage.plan("deaf", workload=LONG))
+    job.wait("a checkpoint", has_checkpoint, START_SECONDS)
+    rule = ["FORWARD", "-p", "tcp", "--dport", "8443", "-j", "DROP"]
+    node = operator_pod(stage)["node"]
+    # Also on its own node: a worker beside the operator reaches it over the bridge, which the same chain sees.
+    stage.driver.exec(node, ["iptables", "-I", *rule])
+    try:
+        status = job.wait("HeartbeatsReachable=False", lambda status: condition(status, "HeartbeatsReachable") == "False", 120)
+        assert status["attempt"] == 1
+    finally:
+        stage.driver.exec(node, ["iptables", "-D", *rule])
+    status = job.wait("HeartbeatsReachable=True", lambda status: condition(status, "HeartbeatsReachable") == "True", 60)
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+
+
+@pytest.mark.parametrize("fault", ["crash", "partition"])
+def test_the_operator_comes_back_elsewhere_when_its_node_is_gone(stage: Stage, fault: str) -> None:
+    """The job runs on other nodes and never restarts for it."""
+    before = operator_pod(stage)
+
+    def keep_away(job: dict[str, object]) -> None:
+        spec = job["spec"]["template"]["spec"]  # type: ignore[index]
+        spec["affinity"]["nodeAffinity"] = {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [before["node"]]}]}
+                ]
+            }
+        }
+
+    job = stage.start(stage.plan(f"orphan-{fault}", workload=LONG), keep_away)
+    job.wait("a checkpoint", has_checkpoint, START_SECONDS)
+    getattr(stage.driver, fault)(before["node"])
+    wait_until(lambda: operator_pod(stage).get("uid", before["uid"]) != before["uid"], "an operator elsewhere", 120)
+    step = progress_step(job.status())
+    status = job.wait("progress under the new operator", lambda status: progress_step(status) > step + 10, 90)
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0)
+
+
+def test_the_job_ends_well_under_a_killed_operator(stage: Stage) -> None:
+    job = stage.start(stage.plan("unseen"))
+    job.wait("a checkpoint", has_checkpoint, START_SECONDS)
+    kill_operator(stage)
+    job.wait("the end", is_complete, FINISH_SECONDS)
