@@ -24,7 +24,7 @@ def operator_pod(stage: Stage) -> dict[str, str]:
 
 def kill_operator(stage: Stage) -> None:
     """kill -9 of the operator's process on its node; the kubelet starts it again."""
-    find = "for p in /proc/[0-9]*; do grep -qz rtj-operator $p/cmdline 2>/dev/null && kill -9 ${p#/proc/}; done; true"
+    find = "for p in /proc/[0-9]*; do grep -qz '[r]tj-operator' $p/cmdline 2>/dev/null && kill -9 ${p#/proc/}; done; true"
     stage.driver.exec(operator_pod(stage)["node"], ["sh", "-c", find])
 
 

@@ -96,6 +96,14 @@ def test_what_is_not_an_object_is_refused(text: str) -> None:
         loads(assignment.Assignment, text)
 
 
+def test_half_of_a_surrogate_pair_is_replaced_where_it_comes_in() -> None:
+    document = json.loads(dumps(ORDERS)) | {"run_id": "a\ud83cb"}
+    read = loads(assignment.Assignment, json.dumps(document))
+    assert read.run_id == "a\ufffdb"
+    whole = loads(assignment.Assignment, json.dumps(document | {"run_id": "\U0001f3d6"}))
+    assert whole.run_id == "\U0001f3d6"
+
+
 def test_a_loss_that_is_not_a_number_survives() -> None:
     sent = beat.Beat(
         job_uid="u", attempt=1, worker_index=0, pod_uid="p", sequence=1, phase=beat.Phase.TRAIN, sent_at=1.5, loss=float("nan")

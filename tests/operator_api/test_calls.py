@@ -30,6 +30,27 @@ async def test_a_status_write_takes_the_version_it_observed_and_returns_the_new_
     assert caught.value.status == 409
 
 
+NASTY_TEXTS = {
+    "an emoji": "GLHF! \U0001f3d6\ufe0f",
+    "line breaks of other alphabets": "a\x85b\u2028c\u2029d",
+    "control characters": "a\x00b\x1b[31mc\x7fd\x9f",
+    "noncharacters": "\ufffe\uffff\ufeff",
+    "words that YAML takes for values": "on",
+    "a number": "1e3",
+    "YAML of its own": "- a: {b: [c]} # d\n--- |\n",
+    "backslashes": "\\ud83c\\udfd6 \\",
+}
+"""What a message may hold, as it comes from a rank's exception."""
+
+
+@pytest.mark.parametrize("text", NASTY_TEXTS.values(), ids=NASTY_TEXTS.keys())
+async def test_a_status_takes_any_text_that_a_rank_may_print(client: KubeClient, namespace: str, text: str) -> None:
+    job = await create_job(client, namespace)
+    failure = {"attempt": 1, "cause": "user_error", "at": "2026-01-01T00:00:00Z", "message": text}
+    written = await calls.apply_status(client, namespace, "gpt", job["metadata"]["resourceVersion"], {**STATUS, "lastFailure": failure})
+    assert written["status"]["lastFailure"]["message"] == text
+
+
 async def test_a_status_field_that_is_left_out_is_removed_and_one_that_does_not_exist_is_our_mistake(
     client: KubeClient, namespace: str
 ) -> None:

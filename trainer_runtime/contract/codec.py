@@ -134,8 +134,12 @@ def _read_scalar(kind: Any, data: Any, path: str) -> Any:
     if kind is int:
         _expect(isinstance(data, int) and not isinstance(data, bool), path, data, "an integer")
         return data
-    if kind in (str, bool):
-        _expect(isinstance(data, kind), path, data, f"a {kind.__name__}")
+    if kind is str:
+        _expect(isinstance(data, str), path, data, "a str")
+        # Half of a surrogate pair is legal in JSON and in no other encoding: whoever passed it on would fail later.
+        return data if data.isascii() else data.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if kind is bool:
+        _expect(isinstance(data, bool), path, data, "a bool")
         return data
     raise ContractError(f"{path}: {kind!r} is not a contract type")
 

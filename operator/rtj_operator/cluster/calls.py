@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rtj_operator.api import keys
+from rtj_operator.cluster.apply_text import to_apply_text
 from rtj_operator.cluster.client import APPLY_PATCH, JSON, MERGE_PATCH, KubeClient
 from rtj_operator.cluster.errors import ApiError
 
@@ -78,7 +79,8 @@ async def apply_status(client: KubeClient, namespace: str, name: str, resource_v
         "status": status,
     }
     query = [("fieldManager", keys.FIELD_MANAGER), ("force", "true")]
-    return await client.request("PATCH", f"{job_path(namespace, name)}/status", query=query, body=body, content_type=APPLY_PATCH)
+    text = to_apply_text(body)
+    return await client.request("PATCH", f"{job_path(namespace, name)}/status", query=query, body=text, content_type=APPLY_PATCH)
 
 
 async def delete_job(client: KubeClient, namespace: str, name: str, uid: str) -> None:

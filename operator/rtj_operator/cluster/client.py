@@ -26,7 +26,8 @@ from rtj_operator.cluster.outage import OutageTracker
 
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
-APPLY_PATCH: Final = "application/apply-patch+yaml"
+APPLY_PATCH: Final = "application/apply-patch+yaml; charset=utf-8"
+"""For text of our own (`apply_text`). Without the parameter the client library would write JSON that is not always YAML."""
 
 REQUEST_SECONDS: Final = 30.0
 """Limit of one request. A write that the API server itself gives up on ends after its own 60 s at most; reads of one object take ms."""
