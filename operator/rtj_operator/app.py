@@ -12,8 +12,8 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
 
 from rtj_operator.api import keys
 from rtj_operator.assembly import Operator, build, make_identity
@@ -30,12 +30,19 @@ from rtj_operator.supervisor import Stopped, Supervisor
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 ALL_ADDRESSES: Final = "0.0.0.0"
 RESYNC_SECONDS: Final = 600.0
 """Every job is listed and looked at that often although nothing was heard: the last line of defence against a watch that lies."""
 SPREAD_SECONDS: Final = 30.0
 """First and resync passes are spread over at most that long, and over less when there are few jobs."""
 SPREAD_PER_JOB: Final = 0.03
+START_SECONDS: Final = 1800.0
+"""How long a start waits for the API server's first answers, each."""
+DENIED_SECONDS: Final = 60.0
+"""How long a denied first answer is doubted: an API server that has just started denies everything until it has read its roles."""
+ASK_AGAIN_SECONDS: Final = 2.0
 SYNC_SECONDS: Final = 300.0
 """How long the first full lists may take: 10,000 pods take a few seconds."""
 WATCH_DEAD_SECONDS: Final = 300.0
@@ -77,19 +84,20 @@ async def run(settings: OperatorSettings, crash: CrashPoints, environment: Mappi
 
 async def _start(operator: Operator, tasks: Supervisor, watch: JobWatch) -> None:
     settings = operator.settings
-    if not await tasks.until(calls.is_crd_served(operator.client)):
+    if not await tasks.until(_answered("the CRD", lambda: calls.is_crd_served(operator.client))):
         raise MissingCrd(f"the API server does not serve {keys.PLURAL} in {keys.API_VERSION}: install the CRD, then start the operator")
     await tasks.until(operator.lease.acquire())
     tasks.start("lease", operator.lease.hold())
-    await tasks.until(operator.nodes.prepare())
+    await tasks.until(_answered("the rights on nodes", operator.nodes.prepare))
     for name, informer in operator.informers().items():
         operator.metrics.observe_watch(name, functools.partial(_age, informer))
         tasks.start(name, informer.run())
     await tasks.until(_all_synced(operator))
     operator.observer.caches_synced(utc_now())
-    await tasks.until(_list_jobs(operator))
+    await tasks.until(_answered("the jobs", lambda: _list_jobs(operator)))
     operator.is_synced = True
     port = await operator.heartbeat.start(ALL_ADDRESSES, settings.heartbeat_port, operator.tls.context)
+    operator.beats.listening(utc_now())
     log.info("heartbeats are taken on port %d; %d jobs, %d pods", port, len(operator.jobs), sum(map(len, operator.pods.informers)))
     tasks.start("certificate", operator.tls.watch())
     watch.start()
@@ -97,6 +105,26 @@ async def _start(operator: Operator, tasks: Supervisor, watch: JobWatch) -> None
     tasks.start("events", operator.events.run())
     tasks.start("resync", _resync(operator))
     tasks.start("passes", operator.reconciler.run())
+
+
+async def _answered(what: str, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Ask until the API server answers; raise its last error after START_SECONDS.
+
+    A start in an outage must wait: a container that ends is started again later each time, up to five minutes after the outage.
+    """
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    while True:
+        try:
+            return await ask()
+        except (ApiError, ApiUnreachable) as error:
+            limit = START_SECONDS if isinstance(error, ApiUnreachable) or error.may_pass else 0.0
+            if isinstance(error, ApiError) and error.status in (401, 403):
+                limit = DENIED_SECONDS
+            if loop.time() - started >= limit:
+                raise
+            log.warning("waiting for the API server's answer about %s: %s", what, error)
+            await asyncio.sleep(ASK_AGAIN_SECONDS * random.uniform(0.8, 1.2))
 
 
 async def _stop(operator: Operator, tasks: Supervisor, watch: JobWatch, health: HealthServer) -> None:
@@ -146,6 +174,8 @@ def _on_job(operator: Operator, kind: str | None, obj: dict[str, Any]) -> None:
         return
     job = operator.jobs.saw(obj)
     if job is not None:
+        if job.status_error:
+            log.error("%s/%s: a part of the status cannot be read and is taken as absent: %s", *job.key, job.status_error)
         operator.queue.add(job.key)
 
 

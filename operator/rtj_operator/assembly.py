@@ -29,6 +29,8 @@ from rtj_operator.cluster.outage import utc_now
 from rtj_operator.cluster.pods import PodCache
 from rtj_operator.cluster.token_review import TokenReviews
 from rtj_operator.decide.decision import decide
+from rtj_operator.decide.node_policy import breaker_obstacle
+from rtj_operator.decide.policy import policy_of
 from rtj_operator.decide.reply import reply
 from rtj_operator.heartbeat.beats import BeatBook
 from rtj_operator.heartbeat.server import HeartbeatServer
@@ -63,6 +65,7 @@ class Operator:
     observer: Observer
     events: EventRecorder
     tls: ServerTls
+    beats: BeatBook
     heartbeat: HeartbeatServer
     reconciler: Reconciler
     credentials: Callable[[], dict[str, Any]]
@@ -97,6 +100,9 @@ async def build(settings: OperatorSettings, crash: CrashPoints, identity: str) -
         endpoint = HeartbeatEndpoint(settings.heartbeat_url, settings.heartbeat_ca_file.read_text())
         return build_pod(job, 0, job.status.evolve(attempt=max(1, job.status.attempt), gang=max(1, job.status.gang)), endpoint)
 
+    def breaker(job: Job) -> str:
+        return breaker_obstacle(job.spec, nodes.all(), utc_now(), policy_of(settings)) if job.spec is not None else job.spec_error
+
     def wake(job_uid: str) -> None:
         job = jobs.by_uid(job_uid)
         if job is not None:
@@ -120,8 +126,8 @@ async def build(settings: OperatorSettings, crash: CrashPoints, identity: str) -
     lease = Lease(client, settings.lease_namespace, settings.lease_name, identity, duration_seconds=settings.lease_seconds)
     observer = Observer(jobs, pods, nodes, beats, ledger, facts, refusals, client.outage)
     events = EventRecorder(client, identity, metrics)
-    writer = NodeWriter(client, metrics.node_cordoned)
-    actor = Actor(client, worker_pod, writer, facts, refusals, crash, lease.is_held, utc_now)
+    writer = NodeWriter(client, metrics.node_cordoned, nodes.wrote, breaker)
+    actor = Actor(client, worker_pod, writer, facts, refusals, crash, lease.is_held, utc_now, pods.created)
     decider = functools.partial(decide, settings=settings)
     reconciler = Reconciler(client, queue, jobs, observer, decider, actor, events, ledger, metrics, crash, lease.is_held, utc_now)
     desk = BeatDesk(jobs, pods, beats, ledger, queue, reply)
@@ -144,6 +150,7 @@ async def build(settings: OperatorSettings, crash: CrashPoints, identity: str) -
         observer=observer,
         events=events,
         tls=ServerTls(settings.heartbeat_cert_file, settings.heartbeat_key_file),
+        beats=beats,
         heartbeat=heartbeat,
         reconciler=reconciler,
         credentials=functools.partial(read_credentials, configuration, settings.kubeconfig or None),

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from rtj_operator.api import keys
+from rtj_operator.cluster.errors import ApiError
 from rtj_operator.cluster.nodes import NodeCache
 from rtj_operator.cluster.outage import OutageTracker
 from rtj_operator.cluster.pods import PodCache
@@ -61,6 +62,15 @@ async def test_pods_are_found_by_job_by_uid_and_by_node_until_they_are_gone() ->
         assert server.lists[0]["labelSelector"] == keys.JOB_UID
 
 
+@pytest.mark.parametrize("namespaces", [[], ["web", "ml"]], ids=["all", "some"])
+async def test_a_pod_that_we_created_is_there_at_once(namespaces: list[str]) -> None:
+    async with serve() as (server, client):
+        cache = PodCache(client, namespaces, lambda job_uid: None)
+        await run_until(cache.informers, lambda: len(server.watches) == len(cache.informers))
+        cache.created(pod(0, "a", 9))
+        assert [view.worker for view in cache.of_job("ml", "job-1")] == [0]
+
+
 def node(name: str, version: int) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-02T03:00:00Z"}]
     return {"metadata": {"name": name, "uid": name, "resourceVersion": str(version)}, "status": {"conditions": conditions}}
@@ -78,6 +88,26 @@ async def test_without_the_right_to_list_nodes_there_are_none_and_no_watch() -> 
         await cache.prepare()
         assert cache.informers == []
         assert cache.all() == {}
+
+
+async def test_a_node_that_we_wrote_is_seen_as_we_left_it_at_once() -> None:
+    async with serve() as (server, client):
+        server.things_at = {"nodes": {"n7": node("n7", 1)}, "leases": {}}
+        cache = NodeCache(client, lambda name: None)
+        await cache.prepare()
+        await run_until(cache.informers, lambda: "n7" in cache.all() and len(server.watches) == 2)
+        cache.wrote({**node("n7", 9), "spec": {"unschedulable": True}})
+        assert cache.all()["n7"].unschedulable
+
+
+async def test_an_answer_that_fails_half_way_leaves_no_second_watch_behind() -> None:
+    async with serve() as (server, client):
+        server.answers = [web.json_response({"items": []}), web.json_response({}, status=404)]
+        cache = NodeCache(client, lambda name: None)
+        with pytest.raises(ApiError):
+            await cache.prepare()
+        await cache.prepare()
+        assert len(cache.informers) == 2
 
 
 async def test_a_nodes_lease_is_its_newest_sign_of_life_and_wakes_nobody() -> None:

@@ -176,3 +176,47 @@ async def test_the_age_of_a_watch_is_unknown_before_the_first_answer_and_small_a
             await informer.synced.wait()
         age = informer.silent_for()
         assert age is not None and age >= 0.0
+
+
+async def test_an_object_of_our_own_write_is_seen_before_the_watch_brings_it_and_gone_with_the_watch() -> None:
+    def prepare(server: WireServer) -> None:
+        server.version = 5
+
+    async with informing(prepare) as (server, informer, recorder):
+        await server.wait_for_requests(1, watch=True)
+        informer.note(thing("a", 7, "ours"))
+        assert informer.get("ns/a") == "ours"
+        assert recorder.changes == [("ns/a", None, "ours")]
+
+
+async def test_what_the_watch_has_passed_is_not_brought_back_by_a_late_answer_to_our_own_write() -> None:
+    def prepare(server: WireServer) -> None:
+        server.version = 5
+        server.scripts = [[event("ADDED", thing("a", 7, "x")), event("DELETED", thing("a", 8, "x"))]]
+
+    async with informing(prepare) as (_server, informer, recorder):
+        await recorder.wait_for(("ns/a", "x", None))
+        informer.note(thing("a", 7, "x"))
+        assert informer.get("ns/a") is None
+
+
+async def test_a_list_that_is_older_than_our_own_write_does_not_drop_it() -> None:
+    def prepare(server: WireServer) -> None:
+        server.version = 5
+        server.scripts = [[event("ADDED", thing("b", 6, "y"))]]
+
+    async with informing(prepare, silence_seconds=0.2) as (server, informer, recorder):
+        await recorder.wait_for(("ns/b", None, "y"))
+        informer.note(thing("a", 8, "ours"))
+        server.version = 7
+        server.scripts = [[gone()], [event("DELETED", thing("a", 9, "ours"))]]
+        await recorder.wait_for(("ns/b", "y", None), ("ns/a", "ours", None))
+
+
+async def test_a_watch_that_nobody_answers_is_given_up_like_a_silent_one() -> None:
+    def prepare(server: WireServer) -> None:
+        server.unanswered_watches = 1
+        server.scripts = [[event("ADDED", thing("a", 7, "x"))]]
+
+    async with informing(prepare, silence_seconds=0.2) as (_server, _informer, recorder):
+        await recorder.wait_for(("ns/a", None, "x"))

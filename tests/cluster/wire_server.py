@@ -65,6 +65,8 @@ class WireServer:
         """Answers given instead of the next requests' own, in order."""
         self.watch_answers: list[web.Response | None] = []
         """The same for watches; None lets one watch play its script."""
+        self.unanswered_watches = 0
+        """So many of the next watches get no answer at all."""
         self.page_size: int | None = None
         self.changed = asyncio.Condition()
 
@@ -91,6 +93,9 @@ class WireServer:
         if self.answers:
             return self.answers.pop(0)
         if "watch" in request.query:
+            if self.unanswered_watches:
+                self.unanswered_watches -= 1
+                await asyncio.sleep(60)
             answer = self.watch_answers.pop(0) if self.watch_answers else None
             return answer or await self._watch(request)
         return self._list(request)

@@ -104,6 +104,12 @@ def test_half_of_a_surrogate_pair_is_replaced_where_it_comes_in() -> None:
     assert whole.run_id == "\U0001f3d6"
 
 
+def test_an_integer_that_no_number_can_hold_is_refused_where_it_comes_in() -> None:
+    document = dumps(fact(1)).replace('"at":1.0', f'"at":1{"0" * 400}')
+    with pytest.raises(ContractError, match=r"Evidence\.at: an integer of 401 digits"):
+        loads(evidence.Evidence, document)
+
+
 def test_a_loss_that_is_not_a_number_survives() -> None:
     sent = beat.Beat(
         job_uid="u", attempt=1, worker_index=0, pod_uid="p", sequence=1, phase=beat.Phase.TRAIN, sent_at=1.5, loss=float("nan")
@@ -131,3 +137,24 @@ def test_a_termination_message_fits_and_loses_evidence_from_the_end() -> None:
     kept = loads(exit_report.ExitReport, text)
     assert [item.worker for item in kept.evidence] == list(range(len(kept.evidence)))
     assert (kept.exit_code, kept.outcome) == (134, exit_report.Outcome.FAILED)
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "𝕏"], ids=["ASCII", "two bytes", "four bytes"])
+def test_a_termination_message_fits_whatever_its_texts_are(letter: str) -> None:
+    report = exit_report.ExitReport(
+        attempt=1,
+        worker_index=0,
+        outcome=exit_report.Outcome.DAMAGED,
+        exit_code=80,
+        checkpoint=exit_report.DamagedCheckpoint(7, 1, "0" * 64, file=letter * 500, reason=letter * 9000),
+        first_failure=exit_report.FirstFailure(3, 1, exception=letter * 300, step=7),
+        evidence=tuple(fact(number) for number in range(40)),
+        verified=exit_report.VerifiedCheckpoint(6, letter * 4000, "1" * 64),
+        message=letter * 9000,
+    )
+    text = report.termination_message()
+    assert len(text) <= exit_report.TERMINATION_MESSAGE_LIMIT
+    kept = loads(exit_report.ExitReport, text)
+    assert (kept.exit_code, kept.outcome) == (80, exit_report.Outcome.DAMAGED)
+    assert kept.checkpoint is not None
+    assert (kept.checkpoint.step, kept.checkpoint.manifest_sha256) == (7, "0" * 64)

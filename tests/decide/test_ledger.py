@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from rtj_operator.api.checkpoints import MAX_STARTS
 from rtj_operator.api.v1alpha1 import AttemptStart, JobStatus, RunStatus
 from rtj_operator.decide import ledger
 from rtj_operator.decide.resume_choice import choose_resume
@@ -120,7 +121,7 @@ def test_starts_stay_bounded_and_forget_what_was_never_fenced() -> None:
     starts: tuple[AttemptStart, ...] = ()
     for attempt in range(1, 50):
         starts = ledger.with_start(starts, AttemptStart(attempt=attempt, step=attempt, fenced=attempt % 2 == 0))
-    assert len(starts) <= ledger.MAX_STARTS and starts[-1].attempt == 49
+    assert len(starts) <= MAX_STARTS and starts[-1].attempt == 49
     assert all(start.fenced for start in starts[:-1])
 
 

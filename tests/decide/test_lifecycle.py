@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from rtj_operator.api.v1alpha1 import JobStatus
 from rtj_operator.decide import decide
 from rtj_operator.decide.observation import CreateRefusal, RunOwner, TemplateCheck
 from rtj_operator.decide.plan import CreatePod, CreateService, DeletePod
@@ -320,6 +321,20 @@ def test_pods_of_a_status_that_was_lost_end_before_the_next_attempt_which_is_abo
     world.end_deleted()
     world.settle()
     assert (world.status.attempt, len(world.gang)) == (2, 3)
+
+
+def test_a_pod_of_a_status_that_was_lost_is_forced_when_its_node_is_lost_too() -> None:
+    world = World().launch()
+    lost = world.pod(1).node
+    assert lost is not None
+    world.status = JobStatus()
+    world.lose_node(lost)
+    world.settle()
+    world.end_deleted()
+    world.settle()
+    assert [pod.node for pod in world.pods.values()] == [lost] and world.status.attempt == 0
+    world.after(61).settle()
+    assert world.status.attempt == 2
 
 
 def test_a_pod_of_another_gang_is_ended_while_the_job_runs() -> None:

@@ -73,7 +73,7 @@ class JobMachine(RuleBasedStateMachine):
 
     # time and people
 
-    @rule(seconds=st.sampled_from([1, 5, 11, 31, 61, 125, 601]))
+    @rule(seconds=st.sampled_from([1, 5, 11, 31, 61, 125, 601, 1801]))
     def wait(self, seconds: int) -> None:
         """Time passes."""
         self.world.after(seconds)
@@ -99,6 +99,20 @@ class JobMachine(RuleBasedStateMachine):
         for pod in self.world.gang:
             if pod.node and pod.container is None and not pod.terminal and self.world.nodes[pod.node].is_ready:
                 self.world.change_pod(pod.worker, phase="Running", container=ContainerView("running", started_at=self.world.now))
+
+    @rule()
+    def find_no_room(self) -> None:
+        """The scheduler says of every pod without a node that it fits nowhere."""
+        for pod in self.world.gang:
+            if pod.node is None and not pod.conditions:
+                self.world.change_pod(pod.worker, conditions=(PodCondition("PodScheduled", "False", "Unschedulable", at=self.world.now),))
+
+    @rule(worker=workers)
+    def creating(self, worker: int) -> None:
+        """A container does not begin to run."""
+        pod = self._pod(worker)
+        if pod and pod.node and pod.container is None:
+            self.world.change_pod(worker, container=ContainerView("waiting", "ContainerCreating"))
 
     @rule()
     def end_deleted(self) -> None:

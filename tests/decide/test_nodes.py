@@ -11,10 +11,10 @@ import pytest
 from rtj_operator.api import keys
 from rtj_operator.api.v1alpha1 import NodeRemediation
 from rtj_operator.decide.node_conditions import CONDITION_RULES, bad_conditions
-from rtj_operator.decide.node_policy import breaker_obstacle, effective_mode, others_at_work
+from rtj_operator.decide.node_policy import breaker_obstacle, effective_mode, matching, others_at_work
 from rtj_operator.decide.observation import NodeCondition, NodeView, Taint
 from rtj_operator.decide.plan import CordonNode, StrikeNode
-from rtj_operator.decide.policy import DEFAULT_POLICY, Policy
+from rtj_operator.decide.policy import Policy
 from tests.decide.world import SETTINGS, START, World, evidence, node, spec_of
 from trainer_runtime.contract.evidence import Strength
 from trainer_runtime.contract.exit_report import ExitReport, Outcome
@@ -192,7 +192,8 @@ def cordoned(count: int, total: int, minutes_ago: float) -> dict[str, NodeView]:
     ],
 )
 def test_the_breaker(nodes: dict[str, NodeView], trips: bool) -> None:
-    assert bool(breaker_obstacle(nodes, START, DEFAULT_POLICY)) is trips
+    spec = World().job.spec
+    assert spec is not None and bool(breaker_obstacle(spec, nodes, START, Policy())) is trips
 
 
 def test_a_tripped_breaker_is_said_and_the_job_still_moves() -> None:
@@ -229,3 +230,52 @@ def test_a_hyperpod_node_that_is_not_schedulable_is_somebody_elses() -> None:
     label = "sagemaker.amazonaws.com/node-health-status"
     assert others_at_work(node("n", START, labels={label: "UnschedulablePendingReboot"})) == label
     assert others_at_work(node("n", START, labels={label: "Schedulable"})) is None
+
+
+def gpu_world(gpu_nodes: int, others: int) -> World:
+    """A job that needs GPUs in a cluster whose other nodes have none."""
+    world = World(nodes={f"n{i}": node(f"n{i}", START, gpus=8 if i < gpu_nodes else 0) for i in range(gpu_nodes + others)})
+    world.spec["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 8}}
+    return world
+
+
+def test_limits_are_shares_of_the_nodes_that_the_job_can_run_on() -> None:
+    world = gpu_world(gpu_nodes=10, others=90)
+    spec = world.job.spec
+    assert spec is not None
+    assert breaker_obstacle(spec, world.nodes, START, Policy()) == ""
+    ours = {keys.CORDONED_BY: "a/b/c", keys.CORDONED_TIME: START.isoformat()}
+    world.nodes["n0"] = replace(world.nodes["n0"], unschedulable=True, annotations=ours)
+    assert breaker_obstacle(spec, world.nodes, START, Policy()) == "breaker: 1 of 1 cordons in 600 s"
+
+
+@pytest.mark.parametrize(
+    ("selector", "matches"),
+    [({}, 4), ({"pool": "a"}, 2), ({"pool": "b"}, 0), ("not an object", 4)],
+    ids=["no selector", "one pool", "a pool that is not there", "nonsense that the API server refuses later"],
+)
+def test_nodes_match_by_selector_and_gpus(selector: object, matches: int) -> None:
+    world = gpu_world(gpu_nodes=4, others=2)
+    world.spec["template"]["spec"]["nodeSelector"] = selector
+    for name in ("n0", "n1", "n5"):
+        world.nodes[name] = replace(world.nodes[name], labels={"pool": "a"})
+    spec = world.job.spec
+    assert spec is not None and len(matching(spec, world.nodes)) == matches
+
+
+@pytest.mark.parametrize(("hours", "is_cordoned"), [(23, False), (25, True)], ids=["within a day", "after it"])
+def test_a_persons_uncordon_holds_us_off_for_a_day_and_not_for_ever(hours: int, is_cordoned: bool) -> None:
+    world = World(nodes={f"n{i}": node(f"n{i}", START) for i in range(6)}).launch()
+    name = faulty(world)
+    world.settle()
+    assert world.nodes[name].unschedulable
+    recover(world)
+    world.nodes[name] = replace(world.nodes[name], unschedulable=False, conditions=())
+    world.settle()
+    assert keys.CORDONED_BY not in world.nodes[name].annotations and keys.RELEASED_TIME in world.nodes[name].annotations
+    world.after(hours * 3600)
+    other = World(nodes=world.nodes, now=world.now, senders=replace(world.senders, listening_since=world.now - timedelta(hours=1))).launch()
+    place = next(pod.worker for pod in other.gang if pod.node == name)
+    faulty(other, place)
+    other.settle()
+    assert other.nodes[name].unschedulable is is_cordoned

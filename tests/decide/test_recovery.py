@@ -317,7 +317,6 @@ def test_a_program_that_breaks_its_device_is_relaunched_twice() -> None:
     world = World().launch()
     for step in (10, 20, 30):
         fact = evidence("cuda_illegal_access", Strength.APP, world.now, world.status.attempt, f"an illegal memory access at {step}")
-        world.records.append(record(step, world.status.attempt))
         world.train(step)
         report(world, 1, Outcome.FAILED, 1, evidence=(replace(fact, step=step),))
         relaunch(world)
@@ -390,6 +389,42 @@ def test_an_image_that_one_node_cannot_pull_excludes_that_node_and_charges_nothi
     relaunch(world)
     assert (last(world), [entry.node for entry in world.status.excluded_nodes]) == (("14", "image_pull", None), [node])
     assert (world.status.attempt, world.status.restarts.total) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [(Outcome.PREEMPTED_UNSAVED, 76), (Outcome.PREEMPTED_SAVED, 75), (Outcome.FAILED, 143)],
+    ids=["unsaved", "saved", "failed"],
+)
+def test_workers_that_we_stopped_change_no_verdict_though_the_kubelet_tells_whole_seconds(outcome: Outcome, code: int) -> None:
+    world = World()
+    world.now = world.now.replace(microsecond=900_000)
+    world.settle()
+    world.start([0, 1])
+    world.schedule([2])
+    waiting(world, 2, "ImagePullBackOff")
+    world.after(121).settle()
+    for worker in (0, 1):
+        report(world, worker, outcome, code)
+        container = world.pod(worker).container
+        assert container is not None
+        world.change_pod(worker, container=replace(container, finished_at=world.now.replace(microsecond=0)))
+    relaunch(world)
+    assert last(world) == ("14", "image_pull", None)
+    assert (world.status.attempt, len(world.status.excluded_nodes)) == (2, 1)
+
+
+@pytest.mark.parametrize("reason", ["ErrImageNeverPull", "InvalidImageName"])
+def test_an_image_that_no_registry_is_asked_for_needs_no_wait_once_the_others_have_started(reason: str) -> None:
+    world = World()
+    world.settle()
+    world.schedule()
+    waiting(world, 2, reason)
+    world.after(5).settle()
+    assert world.status.failures == ()
+    world.start([0, 1])
+    world.settle()
+    assert last(world) == ("14", "image_pull", None)
 
 
 def test_a_pull_that_succeeds_after_a_while_is_no_failure() -> None:

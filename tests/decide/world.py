@@ -29,7 +29,7 @@ from rtj_operator.decide.observation import (
     TemplateCheck,
     WorkerBeat,
 )
-from rtj_operator.decide.plan import CordonNode, CreatePod, CreateService, DeleteJob, DeletePod, JobEvent, Plan, StrikeNode
+from rtj_operator.decide.plan import CordonNode, CreatePod, CreateService, DeleteJob, DeletePod, JobEvent, Plan, ReleaseNode, StrikeNode
 from rtj_operator.settings import OperatorSettings
 from trainer_runtime.contract.beat import Beat, CheckpointRecord, Level, Phase
 from trainer_runtime.contract.evidence import Evidence, Source, Strength
@@ -176,6 +176,10 @@ class World:
             view = self.nodes[action.node]
             strike = f"{action.at.isoformat()}={action.reason}=default/gpt/{action.incident}"
             self.nodes[action.node] = replace(view, annotations={**view.annotations, keys.STRIKES: strike})
+        elif isinstance(action, ReleaseNode):
+            view = self.nodes[action.node]
+            kept = {key: value for key, value in view.annotations.items() if not key.startswith("rtj.dev/cordoned-")}
+            self.nodes[action.node] = replace(view, annotations={**kept, keys.RELEASED_TIME: action.at.isoformat()})
         elif isinstance(action, DeleteJob):
             self.deleted = True
 

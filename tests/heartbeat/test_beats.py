@@ -132,3 +132,9 @@ def test_a_job_that_is_gone_leaves_nothing_behind() -> None:
     book.forget_job(JOB_UID)
     assert book.of_job(JOB_UID, frozenset({POD_UID})) == {}
     assert book.senders(lambda _: True, NOW, None).known == 0
+
+
+def test_silence_counts_from_when_senders_could_reach_us() -> None:
+    book = BeatBook(NOW)
+    book.listening(later(300))
+    assert book.senders(lambda _: True, later(301), None).listening_since == later(300)

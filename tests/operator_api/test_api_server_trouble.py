@@ -99,7 +99,7 @@ async def test_versions_that_the_api_server_forgot_are_listed_again_and_what_van
 
 
 @pytest.mark.usefixtures("crd")
-async def test_an_operator_that_cannot_renew_its_lease_ends_and_its_successor_goes_on(
+async def test_an_operator_that_cannot_renew_its_lease_ends_and_its_successor_waits_and_goes_on(
     client: KubeClient, namespace: str, plane: ControlPlane, tmp_path: Path
 ) -> None:
     async with open_scene(client, namespace, operator(plane, tmp_path, namespace, lease_seconds=5)) as scene:
@@ -109,8 +109,15 @@ async def test_an_operator_that_cannot_renew_its_lease_ends_and_its_successor_go
         await asyncio.to_thread(plane.stop_apiserver)
         assert await scene.operator.wait(SECONDS) == 1
         assert "no renewal succeeded" in scene.operator.log_end()
+        await scene.operator.start()
+        await wait_for(
+            lambda: "waiting for the API server's answer" in scene.operator.log_file.read_text(),
+            "a start that waits",
+            SECONDS,
+            scene.operator.log_end,
+        )
         await asyncio.to_thread(plane.start_apiserver)
-        await scene.operator.start_ready()
+        await scene.operator.wait_until_ready()
         step = scene.play.by_index(0).step
         status = await scene.wait_for("new progress", lambda status: (status.get("progress") or {}).get("step", 0) > step)
         assert (status["attempt"], status["restarts"].get("total", 0)) == (1, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from rtj_operator.api import keys
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.cluster.client import KubeClient
-from rtj_operator.decide.plan import CordonNode, StrikeNode
+from rtj_operator.decide.plan import CordonNode, ReleaseNode, StrikeNode
 from rtj_operator.reconcile.node_writes import NodeWriter
 from tests.api.jobs import stored
 from tests.operator_api.objects import create_node
@@ -43,6 +43,10 @@ def cordon(node: str, boot_id: str = "boot-1") -> CordonNode:
     return CordonNode(node, "1", boot_id, "gpu_ecc_uncorrectable", 4, AT)
 
 
+def writer(client: KubeClient, on_cordon: Callable[[], None] = lambda: None, obstacle: str = "") -> NodeWriter:
+    return NodeWriter(client, on_cordon, lambda node: None, lambda job: obstacle)
+
+
 async def test_a_cordon_makes_the_node_unschedulable_and_says_whose_it_is(client: KubeClient, node: str) -> None:
     cordons = 0
 
@@ -50,7 +54,7 @@ async def test_a_cordon_makes_the_node_unschedulable_and_says_whose_it_is(client
         nonlocal cordons
         cordons += 1
 
-    assert await NodeWriter(client, count).cordon(JOB, cordon(node))
+    assert await writer(client, count).cordon(JOB, cordon(node))
     found = await read(client, node)
     assert found["spec"]["unschedulable"] is True
     assert found["metadata"]["labels"][keys.QUARANTINED_LABEL] == "true"
@@ -61,7 +65,7 @@ async def test_a_cordon_makes_the_node_unschedulable_and_says_whose_it_is(client
         keys.CORDONED_TIME: "2026-01-02T03:04:05Z",
         keys.CORDONED_BOOT_ID: "boot-1",
     }
-    assert not await NodeWriter(client, count).cordon(JOB, cordon(node))
+    assert not await writer(client, count).cordon(JOB, cordon(node))
     assert cordons == 1
 
 
@@ -77,23 +81,41 @@ async def test_a_cordon_that_is_not_right_any_more_is_not_written(
     client: KubeClient, node: str, change: dict[str, Any], boot_id: str
 ) -> None:
     await merge(client, node, change)
-    assert not await NodeWriter(client, lambda: None).cordon(JOB, cordon(node, boot_id))
+    assert not await writer(client).cordon(JOB, cordon(node, boot_id))
     assert keys.CORDONED_BY not in ((await read(client, node))["metadata"].get("annotations") or {})
 
 
+async def test_no_cordon_is_written_when_the_breaker_has_tripped_since_it_was_planned(client: KubeClient, node: str) -> None:
+    assert not await writer(client, obstacle="breaker: 1 of 1 cordons in 600 s").cordon(JOB, cordon(node))
+    assert "unschedulable" not in (await read(client, node))["spec"]
+
+
 async def test_a_node_that_is_gone_is_left_alone(client: KubeClient) -> None:
-    assert not await NodeWriter(client, lambda: None).cordon(JOB, cordon("no-such-node"))
+    assert not await writer(client).cordon(JOB, cordon("no-such-node"))
 
 
 async def test_strikes_add_up_and_one_incident_counts_once(client: KubeClient, node: str) -> None:
-    writer = NodeWriter(client, lambda: None)
+    strikes_writer = writer(client)
     first, second = (StrikeNode(node, "1", "gpu_row_remap_pending", incident, AT) for incident in (1, 2))
-    assert await writer.strike(JOB, first)
-    assert not await writer.strike(JOB, first)
-    assert await writer.strike(JOB, second)
+    assert await strikes_writer.strike(JOB, first)
+    assert not await strikes_writer.strike(JOB, first)
+    assert await strikes_writer.strike(JOB, second)
     strikes = (await read(client, node))["metadata"]["annotations"][keys.STRIKES].split(",")
     assert strikes == [
         "2026-01-02T03:04:05Z=gpu_row_remap_pending=ml/gpt/1",
         "2026-01-02T03:04:05Z=gpu_row_remap_pending=ml/gpt/2",
     ]
     assert "unschedulable" not in (await read(client, node))["spec"]
+
+
+async def test_a_node_that_a_person_uncordoned_loses_our_marks_and_keeps_the_time(client: KubeClient, node: str) -> None:
+    ours = writer(client)
+    assert await ours.cordon(JOB, cordon(node))
+    assert not await ours.release(ReleaseNode(node, AT))
+    await merge(client, node, {"spec": {"unschedulable": None}})
+    assert await ours.release(ReleaseNode(node, AT))
+    metadata = (await read(client, node))["metadata"]
+    marks = {key: value for key, value in metadata["annotations"].items() if key.startswith("rtj.dev/")}
+    assert marks == {keys.RELEASED_TIME: "2026-01-02T03:04:05Z"}
+    assert keys.QUARANTINED_LABEL not in metadata.get("labels", {})
+    assert not await ours.release(ReleaseNode(node, AT))

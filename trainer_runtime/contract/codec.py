@@ -28,11 +28,15 @@ class ContractError(ValueError):
     """A document that is not what the contract says. The message names the field by its path, the value and what was expected."""
 
 
+class ForeignVersion(ContractError):
+    """A document of another major version: nothing is wrong with it, but this side cannot read it."""
+
+
 def check_version(version: str) -> None:
-    """Raise ContractError unless ``version`` has our major number."""
+    """Raise ForeignVersion unless ``version`` has our major number."""
     ours = CONTRACT_VERSION.partition(".")[0]
     if version.partition(".")[0] != ours:
-        raise ContractError(f"version: {version!r} is not supported, this side speaks {ours}.x")
+        raise ForeignVersion(f"version: {version!r} is not supported, this side speaks {ours}.x")
 
 
 def to_jsonable(value: Any) -> Any:
@@ -130,7 +134,10 @@ def _read_scalar(kind: Any, data: Any, path: str) -> Any:
         if isinstance(data, str) and data in ("nan", "inf", "-inf"):
             return float(data)
         _expect(isinstance(data, (int, float)) and not isinstance(data, bool), path, data, "a number")
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError as error:
+            raise ContractError(f"{path}: an integer of {len(str(data))} digits is no number of 64 bits") from error
     if kind is int:
         _expect(isinstance(data, int) and not isinstance(data, bool), path, data, "an integer")
         return data

@@ -15,6 +15,8 @@ from trainer_runtime.contract.evidence import Evidence
 
 TERMINATION_MESSAGE_LIMIT: Final = 4096
 """Bytes; the kubelet's limit per container (with terminationMessagePolicy File)."""
+_SHORTER: Final = (300, 100, 30)
+"""Characters left of each text while the report does not fit; one that is not ASCII takes up to 12 bytes."""
 
 
 class ExitCode(IntEnum):
@@ -99,7 +101,7 @@ class ExitReport:
 
     def termination_message(self) -> bytes:
         """Return the report's JSON in at most TERMINATION_MESSAGE_LIMIT bytes: the message is cut to 1,500 characters first, then
-        evidence goes from the end, then the message."""
+        evidence goes from the end, then the message, then the other texts for people are cut, and last ``verified`` goes."""
         report = self
         text = dumps(report).encode()
         if len(text) > TERMINATION_MESSAGE_LIMIT and len(report.message) > 1500:
@@ -111,4 +113,19 @@ class ExitReport:
         while len(text) > TERMINATION_MESSAGE_LIMIT and report.message:
             report = dataclasses.replace(report, message=report.message[: len(report.message) // 2])
             text = dumps(report).encode()
+        for characters in _SHORTER:
+            if len(text) > TERMINATION_MESSAGE_LIMIT:
+                report = _shorten(report, characters)
+                text = dumps(report).encode()
+        if len(text) > TERMINATION_MESSAGE_LIMIT:
+            text = dumps(dataclasses.replace(report, verified=None)).encode()
         return text
+
+
+def _shorten(report: ExitReport, characters: int) -> ExitReport:
+    checkpoint, failure = report.checkpoint, report.first_failure
+    if checkpoint is not None:
+        checkpoint = dataclasses.replace(checkpoint, file=checkpoint.file[:characters], reason=checkpoint.reason[:characters])
+    if failure is not None:
+        failure = dataclasses.replace(failure, exception=failure.exception[:characters])
+    return dataclasses.replace(report, checkpoint=checkpoint, first_failure=failure)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from trainer_runtime.contract.assignment import ResumePoint
-from trainer_runtime.contract.codec import CONTRACT_VERSION, ContractError, dumps, loads
+from trainer_runtime.contract.codec import CONTRACT_VERSION, ContractError, ForeignVersion, dumps, loads
 
 CHUNK_BYTES: Final = 16 * 1024 * 1024
 """Bytes per verification chunk: the unit of read-back and of ranged, verified reads."""
@@ -168,12 +168,22 @@ def digest(data: bytes) -> str:
 
 
 def parse_manifest(data: bytes, expected_sha256: str | None = None) -> Manifest:
-    """Read a manifest, prove that it is whole, and, when a digest is given, that it is that one. Raises ContractError."""
+    """Read a manifest, prove that it is whole, and, when a digest is given, that it is that one. Raises ContractError; ForeignVersion
+    when it is whole and of another major version."""
     if expected_sha256 is not None and digest(data) != expected_sha256:
         raise ContractError(f"manifest: sha256 is {digest(data)}, expected {expected_sha256}")
-    manifest = loads(Manifest, data)
-    # from the document itself, not from the dataclass: a newer writer's additional fields are part of what was signed
-    unsealed = json.dumps({**json.loads(data), "self_sha256": ""}, sort_keys=True, separators=(",", ":"))
-    if digest(unsealed.encode()) != manifest.self_sha256:
-        raise ContractError(f"manifest: self_sha256 is {manifest.self_sha256}, the document's is {digest(unsealed.encode())}")
+    try:
+        manifest = loads(Manifest, data)
+    except ForeignVersion:
+        _check_seal(data)  # a damaged version number must not pass for a foreign one
+        raise
+    _check_seal(data)
     return manifest
+
+
+def _check_seal(data: bytes) -> None:
+    """Compare with the document itself, not with the dataclass: a newer writer's additional fields are part of what was signed."""
+    document = json.loads(data)
+    unsealed = json.dumps({**document, "self_sha256": ""}, sort_keys=True, separators=(",", ":"))
+    if digest(unsealed.encode()) != document.get("self_sha256"):
+        raise ContractError(f"manifest: self_sha256 is {document.get('self_sha256')}, the document's is {digest(unsealed.encode())}")

@@ -32,9 +32,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Metadata of an object: name, labels and annotations. Takes (dict "root" $ "name" "…"), and "namespace" when it has one. */}}
 {{- define "rtj.metadata" -}}
-name: {{ .name }}
+name: {{ .name | quote }}
 {{- with .namespace }}
-namespace: {{ . }}
+namespace: {{ . | quote }}
 {{- end }}
 labels: {{- include "rtj.labels" .root | nindent 2 }}
 {{- with .root.Values.commonAnnotations }}

@@ -49,8 +49,6 @@ QUARANTINED_LABEL: Final = "rtj.dev/quarantined"
 """``true`` on a node while our cordon stands."""
 EXCLUDE_FROM_REMEDIATION: Final = "rtj.dev/exclude-from-remediation"
 """A label people put on a node that the operator must never write to."""
-UNCORDON_WHEN_HEALTHY: Final = "rtj.dev/uncordon-when-healthy"
-"""An annotation people put on a node: uncordon it once its conditions are clear, without a restart."""
 
 # inside the pod
 TRAINER_CONTAINER: Final = "trainer"

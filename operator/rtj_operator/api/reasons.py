@@ -146,5 +146,3 @@ class ConditionReason:
     """Checkpoints were committed, and every one is quarantined."""
     RUN_OWNED_BY_ANOTHER_JOB: Final = "RunOwnedByAnotherJob"
     """Another job's fence stands in the run's directory."""
-    REPRODUCIBLE_NAN: Final = "ReproducibleNaN"
-    """The loss became NaN twice at one step."""

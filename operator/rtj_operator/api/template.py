@@ -82,9 +82,18 @@ def trainer_index(template: Mapping[str, Any]) -> int:
 
 def gpu_limit(container: Mapping[str, Any]) -> int:
     """Return the container's limit of whole GPUs, 0 when it has none or it is not a number."""
-    limit = _mapping(_mapping(container.get("resources")).get("limits")).get(keys.GPU_RESOURCE)
-    text = str(limit)
+    return gpu_count(_mapping(_mapping(container.get("resources")).get("limits")).get(keys.GPU_RESOURCE))
+
+
+def gpu_count(quantity: Any) -> int:
+    """Read a quantity of whole GPUs; 0 for none and for what is no number."""
+    text = str(quantity)
     return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def node_selector(template: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``spec.nodeSelector``, or an empty mapping."""
+    return _mapping(pod_spec(template).get("nodeSelector"))
 
 
 def reserved_env(template: Mapping[str, Any]) -> list[tuple[str, str]]:

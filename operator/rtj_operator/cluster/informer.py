@@ -90,6 +90,11 @@ class Informer(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
+    def note(self, item: dict[str, Any]) -> None:
+        """Take the object that a write of our own returned, so that what follows sees it. What the watch has passed is left alone."""
+        if self._version and _number(item["metadata"]["resourceVersion"]) > _number(self._version):
+            self._put(item, is_deleted=False)
+
     def silent_for(self) -> float | None:
         """Seconds since the API server last sent anything for this kind; None before the first answer."""
         return None if self._last_sign is None else asyncio.get_running_loop().time() - self._last_sign
@@ -142,8 +147,12 @@ class Informer(Generic[T]):
             if not token:
                 break
             await asyncio.sleep(0)
+        version = str(metadata.get("resourceVersion", ""))
+        for key, entry in self._items.items():
+            if key not in found and _number(entry[0]) > _number(version):
+                found[key] = entry  # noted while the list was read; the watch that follows says what became of it
         self._replace(found)
-        self._version = str(metadata.get("resourceVersion", ""))
+        self._version = version
         self.synced.set()
 
     def _replace(self, found: dict[str, tuple[str, T]]) -> None:
@@ -166,10 +175,11 @@ class Informer(Generic[T]):
             ("timeoutSeconds", str(seconds)),
         ]
         try:
-            async with self._client.watch(self._source.path, query, seconds + 10.0) as stream:
+            # The limit holds from the request on: a connection that nobody answers is as silent as one that died.
+            async with asyncio.timeout(self._silence) as limit, self._client.watch(self._source.path, query, seconds + 10.0) as stream:
                 while True:
-                    async with asyncio.timeout(self._silence):
-                        line = await stream.readline()
+                    limit.reschedule(asyncio.get_running_loop().time() + self._silence)
+                    line = await stream.readline()
                     if not line.endswith(b"\n"):
                         return  # the server ended it, or it was cut in the middle of a line: go on from the last whole event
                     self._heard()
@@ -190,10 +200,13 @@ class Informer(Generic[T]):
         self._version = item["metadata"]["resourceVersion"]
         if kind == "BOOKMARK":
             return
+        self._put(item, is_deleted=kind == "DELETED")
+
+    def _put(self, item: dict[str, Any], *, is_deleted: bool) -> None:
         key = _key(item)
         known = self._items.pop(key, None)
         before = known[1] if known else None
-        if kind != "DELETED":
+        if not is_deleted:
             self._keep(self._items, item)
         entry = self._items.get(key)
         after = entry[1] if entry else None
@@ -218,3 +231,8 @@ def _key(item: dict[str, Any]) -> str:
     metadata = item["metadata"]
     namespace = metadata.get("namespace")
     return f"{namespace}/{metadata['name']}" if namespace else str(metadata["name"])
+
+
+def _number(version: str) -> int:
+    """Resource versions of one resource are comparable numbers (guaranteed since Kubernetes 1.35, true of etcd before)."""
+    return int(version) if version.isdigit() else 0

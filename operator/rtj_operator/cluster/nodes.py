@@ -11,6 +11,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from rtj_operator.api import keys
+from rtj_operator.api.template import gpu_count
 from rtj_operator.cluster.client import KubeClient
 from rtj_operator.cluster.errors import ApiError
 from rtj_operator.cluster.informer import Informer, Source
@@ -51,6 +53,7 @@ def parse_node(node: dict[str, Any]) -> NodeView:
         taints=tuple(Taint(taint["key"], taint["effect"], taint.get("value", "")) for taint in taints),
         labels=metadata.get("labels") or {},
         annotations={key: value for key, value in (metadata.get("annotations") or {}).items() if key.startswith(OURS)},
+        gpus=gpu_count((status.get("capacity") or {}).get(keys.GPU_RESOURCE)),
         lease_renewed_at=max((c.heartbeat_at for c in conditions if c.heartbeat_at is not None), default=None),
     )
 
@@ -61,22 +64,26 @@ def parse_lease(lease: dict[str, Any]) -> datetime | None:
 
 
 class NodeCache:
-    """Every Node by name. ``on_change`` gets the node's name for every change but a mere sign of life."""
+    """Every Node by name. ``on_change`` gets the node's name for every change of the Node, not for a renewed lease."""
 
     def __init__(self, client: KubeClient, on_change: Callable[[str], None]) -> None:
         self._client = client
         self._on_change = on_change
         self._nodes: dict[str, NodeView] = {}
         self._renewed: dict[str, datetime] = {}
+        self._informer: Informer[NodeView] | None = None
         self.informers: list[Informer[Any]] = []
 
     async def prepare(self) -> None:
         """Find out what may be read, and make the informers for it. Without node rights there is none."""
-        if not await self._is_readable(NODES_PATH):
+        sees_nodes = await self._is_readable(NODES_PATH)
+        sees_leases = sees_nodes and await self._is_readable(NODE_LEASES_PATH)
+        if not sees_nodes:
             log.warning("no right to list nodes: lost nodes are recognised by their pods alone, and none is excluded or cordoned")
             return
-        self.informers.append(Informer(self._client, Source(NODES_PATH), parse_node, self._node_changed))
-        if await self._is_readable(NODE_LEASES_PATH):
+        self._informer = Informer(self._client, Source(NODES_PATH), parse_node, self._node_changed)
+        self.informers.append(self._informer)
+        if sees_leases:
             self.informers.append(Informer(self._client, Source(NODE_LEASES_PATH), parse_lease, self._lease_changed))
         else:
             log.warning("no right to list leases in kube-node-lease: a node's last sign of life is its conditions' heartbeat")
@@ -84,6 +91,11 @@ class NodeCache:
     def all(self) -> Mapping[str, NodeView]:
         """Return a copy of the map of all Nodes."""
         return dict(self._nodes)
+
+    def wrote(self, node: dict[str, Any]) -> None:
+        """Take a Node that we wrote: the next cordon is weighed with this one in sight."""
+        if self._informer is not None:
+            self._informer.note(node)
 
     def count_annotated(self, annotation: str) -> int:
         """Return how many Nodes carry that annotation of ours."""

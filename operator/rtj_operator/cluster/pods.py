@@ -50,6 +50,7 @@ def parse_pod(pod: dict[str, Any]) -> PodRecord | None:
         node=pod["spec"].get("nodeName"),
         created_at=parse_time(metadata.get("creationTimestamp")),
         deleting_since=_deleting_since(metadata),
+        deleting_until=parse_time(metadata.get("deletionTimestamp")),
         conditions=tuple(_condition(condition) for condition in status.get("conditions") or ()),
         container=_trainer(pod),
     )
@@ -109,13 +110,22 @@ class PodCache:
         self._by_job: dict[str, dict[str, PodRecord]] = defaultdict(dict)
         self._by_uid: dict[str, PodRecord] = {}
         self._by_node: dict[str, dict[str, str]] = defaultdict(dict)
-        paths = [f"/api/v1/namespaces/{namespace}/pods" for namespace in namespaces] or ["/api/v1/pods"]
-        self.informers = [Informer(client, Source(path, label_selector=keys.JOB_UID), parse_pod, self._changed) for path in paths]
+        self._informers = {
+            namespace: Informer(client, Source(path, label_selector=keys.JOB_UID), parse_pod, self._changed)
+            for namespace, path in ({name: f"/api/v1/namespaces/{name}/pods" for name in namespaces} or {"": "/api/v1/pods"}).items()
+        }
+        """By namespace; one under "" for all of them."""
+        self.informers = list(self._informers.values())
 
     def of_job(self, namespace: str, job_uid: str) -> tuple[PodView, ...]:
         """Return the job's pods in the order of gang and worker."""
         records = self._by_job.get(job_uid, {}).values()
         return tuple(sorted((r.view for r in records if r.namespace == namespace), key=lambda view: (view.gang, view.worker)))
+
+    def created(self, pod: dict[str, Any]) -> None:
+        """Take a pod that we created: no pass may find it missing because the watch is slow."""
+        namespace = pod["metadata"]["namespace"]
+        self._informers[namespace if namespace in self._informers else ""].note(pod)
 
     def find(self, pod_uid: str) -> PodRecord | None:
         """Return the pod with that uid, or None when there is none of ours."""

@@ -25,6 +25,8 @@ AFTER_SECONDS: Final = 300.0
 """Evidence joins a failure from 10 min before to 5 min after its first terminal event."""
 NODE_BURST_SECONDS: Final = 180.0
 """One fault of one machine is reported by several agents within this time: one fact."""
+KUBELET_SECONDS: Final = 1.0
+"""Resolution of the times in a pod's status."""
 TIE_SECONDS: Final = 2.0
 """Clocks of two machines do not order what is closer than this."""
 MAX_EVIDENCE: Final = 10
@@ -56,7 +58,7 @@ class Topology:
     workers: int
     procs_per_worker: int = 1
     first_failed_at: float | None = None
-    """Unix time of the first terminal event; None: while all workers still run."""
+    """Unix time of the first terminal event, or of the fact that moves the job while all workers still run; None: there is neither."""
     stopping_since: float | None = None
     """Unix time since when the operator itself stops this attempt."""
     grace_seconds: float = 30.0
@@ -79,8 +81,6 @@ class Verdict:
     """Digest of the error's class and words without its numbers; None when there is no error text."""
     evidence: tuple[Evidence, ...] = ()
     """What it rests on, strongest first, then what speaks beside it; at most ten."""
-    seen_by_cluster: bool = False
-    """Whether the deciding fact comes from a Node or pod object and not only from inside a pod."""
 
     @property
     def text(self) -> str:
@@ -132,7 +132,6 @@ def _named(tier: Tier, items: Sequence[Evidence], ranked: Sequence[Evidence], to
         step=chosen.step,
         fingerprint=fingerprint_of(chosen) if chosen.text and tier >= Tier.STATED else None,
         evidence=tuple([chosen, *(item for item in ranked if item is not chosen)][:MAX_EVIDENCE]),
-        seen_by_cluster=any(item.source in (Source.NODE, Source.POD) for item in items if item.worker == chosen.worker),
     )
 
 
@@ -159,14 +158,20 @@ def _without_collateral(evidence: Sequence[Evidence], topology: Topology) -> lis
 
 
 def _is_ours(item: Evidence, topology: Topology) -> bool:
-    if topology.stopping_since is None or item.at <= topology.stopping_since:
+    # The kubelet tells whole seconds: the end of a worker that was asked to stop may seem to lie before the stop.
+    resolution = KUBELET_SECONDS if _is_asked_to_end(item) else 0.0
+    if topology.stopping_since is None or item.at + resolution <= topology.stopping_since:
         return False
     return item.strength is not Strength.NODE and item.fault_class not in causes.STATED
 
 
 def _is_kill(item: Evidence) -> bool:
     """Whether somebody ended the process: torchrun its ranks, the kubelet the container. As a root it needs to be the first thing."""
-    return item.fault_class == classes.SIGKILL or (item.fault_class == classes.PREEMPTED and item.source is Source.EXIT)
+    return item.fault_class == classes.SIGKILL or _is_asked_to_end(item)
+
+
+def _is_asked_to_end(item: Evidence) -> bool:
+    return item.fault_class == classes.PREEMPTED and item.source is Source.EXIT
 
 
 def _follows(item: Evidence, first: float | None, grace_seconds: float) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rtj_operator.api.v1alpha1 import Ending, ForeignFence, Job, JobSpec, JobStatus
+from rtj_operator.decide import budgets
 from rtj_operator.decide.attribution import Tier, Verdict
 from rtj_operator.decide.policy import Policy
 from rtj_operator.decide.run_claim import Jobs
@@ -45,18 +46,39 @@ class Case:
         return tuple(worker.report for worker in self.workers if worker.report is not None)
 
     @property
+    def setbacks(self) -> int:
+        """How many earlier failures of the program, hangs and unknown ones there were since the newest checkpoint was verified."""
+        present = self.status.last_failure
+        is_counted = present is not None and present.attempt == self.status.attempt and present.charge in budgets.WITHOUT_PROGRESS
+        return max(0, self.status.no_progress_count - is_counted)
+
+    @property
     def happened_before(self) -> bool:
-        """Whether an earlier attempt failed with the same fingerprint at the same step."""
+        """Whether an earlier attempt failed with the same fingerprint at the same step.
+
+        Where no step is known, only while no new checkpoint was verified since: with progress between, the places were two.
+        """
         verdict, attempt = self.verdict, self.status.attempt
-        return verdict.fingerprint is not None and any(
+        if verdict.fingerprint is None or (verdict.step is None and self.setbacks == 0):
+            return False
+        return any(
             (failure.fingerprint, failure.step) == (verdict.fingerprint, verdict.step) and failure.attempt < attempt
             for failure in self.status.failures
         )
 
     def times_before(self, cause: str) -> int:
-        """Return how many of the newest earlier incidents had that cause, in a row."""
+        """Return how many of the newest earlier incidents had that cause, in a row and without progress since.
+
+        Only for causes that are charged to the program: those are what `setbacks` counts.
+        """
         earlier = [failure for failure in self.status.failures if failure.attempt < self.status.attempt]
-        return next((place for place, failure in enumerate(earlier) if failure.cause != cause), len(earlier))
+        in_a_row = next((place for place, failure in enumerate(earlier) if failure.cause != cause), len(earlier))
+        return min(in_a_row, self.setbacks)
+
+    @property
+    def has_run_before(self) -> bool:
+        """Whether an earlier attempt of this job got as far as its fence: its image and configuration work."""
+        return any(start.fenced and start.attempt < self.status.attempt for start in self.status.run.starts)
 
 
 class NodeWish(str, Enum):
@@ -89,8 +111,6 @@ class Ruling:
     """Set: the job is given up."""
     waits: bool = False
     """Whether the relaunch waits with a growing backoff and is counted as a retry."""
-    wait_seconds: float = 0.0
-    """A fixed wait before the relaunch."""
     quarantine: Quarantine | None = None
     highest_fence: int | None = None
     """The next attempt must be above it."""

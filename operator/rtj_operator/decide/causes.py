@@ -25,11 +25,17 @@ STUCK_POD: Final = "stuck_pod"
 """A pod of a Ready node that does not end."""
 NOT_ENDED: Final = "not_ended"
 """Worker 0 is done and others neither reported done nor ended."""
+NOT_STARTED: Final = "not_started"
+"""A container that has not begun to run although every worker has had its node for long."""
 PARTLY_SCHEDULED: Final = "partly_scheduled"
+UNSCHEDULABLE: Final = "unschedulable"
+"""The scheduler finds no node for any worker, and the job avoids some."""
 SUPERSEDED: Final = "superseded"
 """The store or the cluster knows more than the status did: a newer checkpoint, a higher fence or attempt."""
 
-STATED: Final = frozenset({RESUME_REFUSED, BAD_CONFIGURATION, FENCED, CHECKPOINT_DAMAGED, STORE_UNAVAILABLE, STUCK_POD, NOT_ENDED})
+STATED: Final = frozenset(
+    {RESUME_REFUSED, BAD_CONFIGURATION, FENCED, CHECKPOINT_DAMAGED, STORE_UNAVAILABLE, STUCK_POD, NOT_ENDED, NOT_STARTED}
+)
 """What a worker or the operator says outright: nothing has to be inferred, and nobody's stop can cause it."""
 MEMORY: Final = frozenset({HOST_OOM, CUDA_OOM})
 PROGRAM_ON_DEVICE: Final = frozenset({GPU_APP_FAULT, CUDA_ILLEGAL_ACCESS, DEVICE_ASSERT})

@@ -22,7 +22,6 @@ from rtj_operator.decide.rulings import owned_in_words
 from rtj_operator.decide.run_claim import Claim, Jobs, judge, seen_by
 from rtj_operator.decide.workers import Worker, workers_of
 from rtj_operator.settings import OperatorSettings
-from trainer_runtime.contract.evidence import Source
 
 
 def decide(observation: Observation, now: datetime, settings: OperatorSettings) -> Plan:
@@ -92,6 +91,7 @@ def _watch(draft: Draft, observation: Observation, spec: JobSpec, workers: tuple
         *times,
         *silent_at,
         watch.partly_scheduled_at(status, workers, policy),
+        watch.unschedulable_at(status, workers, observation, policy),
         liveness.verdicts_resume_at(observation.senders, now, policy),
     )
 
@@ -124,9 +124,7 @@ def _stop(draft: Draft, observation: Observation, spec: JobSpec, now: datetime, 
 
 def _begin(draft: Draft, observation: Observation, spec: JobSpec, now: datetime, policy: Policy) -> Draft:
     """No attempt is recorded: pods that are there all the same belong to a status that was lost, and end first."""
-    for pod in stopping.running_pods(observation.pods):
-        if pod.deleting_since is None:
-            draft = draft.act(DeletePod(pod.name, pod.uid, policy.stop_grace_seconds))
+    draft = stopping.stop_pods(draft, observation, spec, now, policy)
     if spec.suspend:
         return draft.act(*(DeletePod(pod.name, pod.uid, 0) for pod in observation.pods if pod.terminal))
     if stopping.running_pods(observation.pods):
@@ -160,10 +158,13 @@ def _supersede(draft: Draft, superseding: watch.Superseding, now: datetime, poli
     retries = draft.status.retry_count + 1 if superseding.waits else draft.status.retry_count
     wait = budgets.backoff(retries, policy.backoff_seconds, policy.backoff_limit_seconds) if superseding.waits else timedelta(0)
     message = f"attempt {draft.status.attempt} is replaced ({superseding.cause}): {superseding.why}"
+    if superseding.lifted is not None:
+        message += f"; node {superseding.lifted} is not avoided any more"
     return draft.change(
         stopping_since=now,
         stop_reason=StopReason.SUPERSEDED,
         retry_count=retries,
+        excluded_nodes=tuple(entry for entry in draft.status.excluded_nodes if entry.node != superseding.lifted),
         next_launch_after=now + wait + _jitter(draft.status, wait) if wait else None,
     ).tell(EventReason.RESTARTING, message)
 
@@ -220,11 +221,12 @@ def _removal_at(spec: JobSpec | None, status: JobStatus) -> datetime | None:
 
 
 def _with_node_actions(draft: Draft, observation: Observation, now: datetime, policy: Policy) -> Draft:
-    failure = draft.status.last_failure
+    failure, spec = draft.status.last_failure, observation.job.spec
+    if spec is not None:
+        draft = draft.act(*node_policy.releases(draft.status.excluded_nodes, failure, spec, observation, now, policy))
     if failure is None:
         return draft
-    by_cluster = any(item.source in (Source.NODE, Source.POD) and item.worker == failure.worker for item in failure.evidence)
-    trusted = by_cluster or policy.trusted_namespaces is None or observation.job.namespace in policy.trusted_namespaces
+    trusted = node_policy.is_trusted(failure.evidence, failure.worker, observation.job.namespace, policy)
     return draft.act(*node_policy.node_actions(observation, failure, incident.wish_of(failure), trusted, now, policy))
 
 

@@ -27,6 +27,8 @@ from trainer_runtime.signals.python_errors import classify_exception
 
 NODE_WENT_DOWN: Final = frozenset({"NodeShutdown", "Terminated", "Shutdown", "Preempting", "Preempted", "NodeLost"})
 """status.reason of a pod that its node's shutdown or a more important pod took away."""
+END_OF_TIME: Final = 253_402_300_800.0
+"""Unix time of the year 10000: a clock beyond it, or one that reads NaN, tells no time."""
 NOT_ADMITTED: Final = frozenset({"UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory", "OutOfpods", "NodeAffinity"})
 
 _OUTCOME_CAUSES: Final = {
@@ -51,12 +53,28 @@ def collect(observation: Observation, workers: Iterable[Worker], now: datetime, 
     return tuple(dict.fromkeys(item for item in found if item.attempt == attempt))
 
 
+def told_by(worker: Worker) -> list[Evidence]:
+    """Return the facts in a worker's newest beat."""
+    return _as_own_word(worker.beat.beat.evidence if worker.beat is not None else (), worker)
+
+
+def _as_own_word(facts: Iterable[Evidence], worker: Worker) -> list[Evidence]:
+    """Return a worker's facts as what they are: its own word about itself and its own node, at a time that exists."""
+    heard = worker.beat.received_at if worker.beat is not None else worker.ended.finished_at if worker.ended is not None else None
+    return [
+        dataclasses.replace(
+            item,
+            at=item.at if 0.0 <= item.at < END_OF_TIME else heard.timestamp() if heard is not None else 0.0,
+            worker=worker.index,
+            node=worker.node_name,
+        )
+        for item in facts
+    ]
+
+
 def _of_reports(worker: Worker) -> list[Evidence]:
     """What the worker itself says: evidence in its report and its beats, the outcome, the first failure."""
-    found: list[Evidence] = []
-    beat = worker.beat.beat if worker.beat is not None else None
-    for item in (*(beat.evidence if beat is not None else ()), *(worker.report.evidence if worker.report is not None else ())):
-        found.append(dataclasses.replace(item, worker=worker.index, node=item.node or worker.node_name))
+    found = [*told_by(worker), *_as_own_word(worker.report.evidence if worker.report is not None else (), worker)]
     report = worker.report
     if report is None or report.outcome is Outcome.DONE:
         return found
@@ -71,7 +89,7 @@ def _of_reports(worker: Worker) -> list[Evidence]:
 
 
 def _report_time(worker: Worker, report: ExitReport) -> float:
-    if report.first_failure is not None:
+    if report.first_failure is not None and 0 <= report.first_failure.at_ns < END_OF_TIME * 1e9:
         return report.first_failure.at_ns / 1e9
     if worker.ended is not None and worker.ended.finished_at is not None:
         return worker.ended.finished_at.timestamp()
@@ -81,7 +99,7 @@ def _report_time(worker: Worker, report: ExitReport) -> float:
 def _first_failure(worker: Worker, report: ExitReport) -> Evidence:
     failure = report.first_failure
     assert failure is not None
-    at = failure.at_ns / 1e9
+    at = _report_time(worker, report)
     number = report.signal or signal.Signals.__members__.get(failure.exception)
     if number is not None:
         item = _of_exit(worker, report.attempt, at, None, int(number), failure.exception)

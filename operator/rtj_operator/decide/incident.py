@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from rtj_operator.api.reasons import ConditionReason
+from rtj_operator.api.status import MAX_FAILURES
 from rtj_operator.api.v1alpha1 import Charge, Ending, EvidenceStatus, Failure, JobSpec, JobStatus, NodeRemediation, Restarts, StopReason
 from rtj_operator.decide import budgets, ledger, node_policy
 from rtj_operator.decide.attribution import Verdict
@@ -17,8 +18,6 @@ from rtj_operator.decide.observation import Observation
 from rtj_operator.decide.policy import Policy
 from rtj_operator.decide.recovery import TABLE, Row, find_row, is_stronger, node_wish
 from trainer_runtime.contract.evidence import Evidence
-
-MAX_FAILURES = 10
 
 
 def record(status: JobStatus, case: Case, observation: Observation, now: datetime, policy: Policy) -> JobStatus:
@@ -124,7 +123,7 @@ def _charged(
         elif ending is None and charge in budgets.WITHOUT_PROGRESS and no_progress >= spec.recovery.no_progress_limit:
             ending = _given_up(ConditionReason.NO_PROGRESS, f"{no_progress} failures in a row without a new verified step", case)
     retries = retries + 1 if ruling.waits and charge is None else 0
-    wait = timedelta(seconds=ruling.wait_seconds)
+    wait = timedelta(0)
     if ruling.waits:
         wait = budgets.backoff(unknown if charge is Charge.UNKNOWN else retries, policy.backoff_seconds, policy.backoff_limit_seconds)
     return status.evolve(
@@ -184,9 +183,9 @@ def _node_action(case: Case, row: Row, observation: Observation, now: datetime, 
         return f"exclude {node}; no cordon: " + (
             "nodeRemediation is Avoid" if observation.node_rights else "the operator has no node rights"
         )
-    trusted = node_policy.is_trusted(case.verdict, case.job.namespace, policy)
+    trusted = node_policy.is_trusted(case.verdict.evidence, case.verdict.worker, case.job.namespace, policy)
     is_high = case.verdict.confidence.value == "high"
-    why_not = node_policy.cordon_obstacle(is_high, trusted, observation.nodes.get(node or ""), observation.nodes, now, policy)
+    why_not = node_policy.cordon_obstacle(is_high, trusted, observation.nodes.get(node or ""), case.spec, observation.nodes, now, policy)
     return f"exclude and cordon {node}" if not why_not else f"exclude {node}; no cordon: {why_not}"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from rtj_operator.api import keys
 from rtj_operator.api.reasons import ConditionReason
 from rtj_operator.api.v1alpha1 import AttemptStart, ConditionStatus, Ending, JobSpec, JobStatus, Launch, ResumedFrom
 from rtj_operator.build.assignment import attempt_settings
+from rtj_operator.build.names import selector_text
 from rtj_operator.decide import ledger
 from rtj_operator.decide.draft import Draft
 from rtj_operator.decide.observation import Observation
@@ -81,7 +81,7 @@ def launch_attempt(draft: Draft, observation: Observation, spec: JobSpec, now: d
         run=status.run.evolve(starts=ledger.with_start(status.run.starts, start)),
         start_time=status.start_time or now,
         active_since=status.active_since or now,
-        selector=f"{keys.JOB_UID}={job.uid}",
+        selector=selector_text(job.uid),
     )
     draft = draft.act(*(DeletePod(pod.name, pod.uid, 0) for pod in observation.pods if pod.terminal))
     return _create(draft, observation, range(spec.workers))

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
+from rtj_operator.api.checkpoints import MAX_STARTS
 from rtj_operator.api.status_size import newest_known
 from rtj_operator.api.v1alpha1 import AttemptStart, CheckpointRecordStatus, JobStatus, NewestCheckpoint
 from rtj_operator.decide.resume_choice import newest_verified
@@ -16,8 +17,6 @@ from trainer_runtime.contract.beat import CheckpointRecord, Level, RecordKey
 
 PROTECTED_GOOD: Final = 2
 """The newest good ones that retention may never take, whatever a worker proposes."""
-MAX_STARTS: Final = 32
-"""Starts that are remembered: a worker that is that many attempts behind has long lost its fence."""
 
 
 def merge(status: JobStatus, records: Iterable[CheckpointRecord], run: str, now: datetime) -> JobStatus:

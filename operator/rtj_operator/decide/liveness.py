@@ -41,14 +41,20 @@ def is_mass_silence(senders: SendersView, policy: Policy) -> bool:
 
 
 def last_sign_of_life(worker: Worker, attempt_started_at: datetime | None) -> datetime | None:
-    """Return the newest of: its beat, its node's lease or condition heartbeats; without any, when its container or attempt started."""
-    signs = [worker.beat.received_at] if worker.beat is not None else []
-    if worker.node is not None:
-        signs += [sign for sign in (worker.node.lease_renewed_at, _newest_heartbeat(worker.node)) if sign is not None]
-    if signs:
-        return max(signs)
+    """Return the newest of: its beat, its node's lease or condition heartbeats, its pod's binding, its container's start.
+
+    Without any, when its attempt started. The binding counts because pods and nodes are watched apart: a pod may be seen on a new node
+    before the node itself is.
+    """
     container = worker.pod.container if worker.pod is not None else None
-    return (container.started_at if container is not None else None) or attempt_started_at
+    signs = [
+        worker.beat.received_at if worker.beat is not None else None,
+        worker.node.lease_renewed_at if worker.node is not None else None,
+        _newest_heartbeat(worker.node) if worker.node is not None else None,
+        worker.scheduled_at,
+        container.started_at if container is not None else None,
+    ]
+    return max((sign for sign in signs if sign is not None), default=attempt_started_at)
 
 
 def lost_at(worker: Worker, observation: Observation, now: datetime, policy: Policy) -> datetime | None:

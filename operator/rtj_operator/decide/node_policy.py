@@ -11,13 +11,15 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from rtj_operator.api import keys
-from rtj_operator.api.v1alpha1 import Confidence, ExcludedNode, Failure, Job, JobSpec, NodeRemediation
+from rtj_operator.api import template as pod_template
+from rtj_operator.api.v1alpha1 import Confidence, EvidenceStatus, ExcludedNode, Failure, Job, JobSpec, NodeRemediation
 from rtj_operator.decide.attribution import Verdict
 from rtj_operator.decide.case import NodeWish
 from rtj_operator.decide.observation import NodeView, Observation
-from rtj_operator.decide.plan import Action, CordonNode, StrikeNode
+from rtj_operator.decide.plan import Action, CordonNode, ReleaseNode, StrikeNode
 from rtj_operator.decide.policy import Policy
-from trainer_runtime.contract.evidence import Strength
+from trainer_runtime.contract.evidence import Evidence, Source, Strength
+from trainer_runtime.signals.fault_classes import NODE_LOST
 
 OTHER_REMEDIATORS: Final = (
     "k8saas.nvidia.com/",
@@ -67,15 +69,38 @@ def excluded(
     return within_cap((*(known for known in present if known.node != verdict.node), entry), spec, nodes, policy)
 
 
+def matching(spec: JobSpec, nodes: Mapping[str, NodeView]) -> list[NodeView]:
+    """Return the nodes that the job could run on by its nodeSelector and its GPUs: limits are shares of these, not of the whole cluster.
+
+    What else the template asks for (affinity, tolerations, size) only the scheduler can weigh.
+    """
+    selector = pod_template.node_selector(spec.template).items()
+    gpus = pod_template.gpu_limit(pod_template.find_trainer(spec.template) or {})
+    return [node for node in nodes.values() if node.gpus >= gpus and all(node.labels.get(key) == value for key, value in selector)]
+
+
 def within_cap(entries: Iterable[ExcludedNode], spec: JobSpec, nodes: Mapping[str, NodeView], policy: Policy) -> tuple[ExcludedNode, ...]:
     """Return the exclusions that the cap leaves. Nodes that are not Ready do not count: nothing would run there anyway."""
     kept = list(entries)
-    ready = [node for node in nodes.values() if node.is_ready]
+    ready = [node for node in matching(spec, nodes) if node.is_ready]
     cap = min(policy.exclude_limit, max(2, int(policy.exclude_share * (len(ready) if nodes else spec.workers))))
     while sum(1 for entry in kept if _takes_room(entry, nodes)) > cap or len(kept) > policy.exclude_limit:
         candidates = [entry for entry in kept if _takes_room(entry, nodes)] or kept
-        kept.remove(min(candidates, key=lambda entry: (_STRENGTH_ORDER.get(entry.strength, 0), entry.since)))
+        kept.remove(min(candidates, key=_weakest_first))
     return tuple(kept)
+
+
+def find_liftable(entries: Iterable[ExcludedNode], nodes: Mapping[str, NodeView]) -> ExcludedNode | None:
+    """Return the exclusion to lift first when the job finds no room: the weakest, then the oldest. None: lifting any gives nothing back.
+
+    A machine that confessed a fault stays excluded: better no room than that one. One that was lost and is back has confessed nothing.
+    """
+    usable = [
+        entry
+        for entry in entries
+        if (entry.strength is not Strength.NODE or entry.cause == NODE_LOST) and (not nodes or _can_take_pods(nodes.get(entry.node)))
+    ]
+    return min(usable, key=_weakest_first, default=None)
 
 
 def refreshed(entries: Iterable[ExcludedNode], job: Job, nodes: Mapping[str, NodeView], now: datetime) -> tuple[ExcludedNode, ...]:
@@ -95,7 +120,13 @@ def others_at_work(node: NodeView) -> str | None:
 
 
 def cordon_obstacle(
-    verdict_is_high: bool, trusted: bool, node: NodeView | None, nodes: Mapping[str, NodeView], now: datetime, policy: Policy
+    verdict_is_high: bool,
+    trusted: bool,
+    node: NodeView | None,
+    spec: JobSpec,
+    nodes: Mapping[str, NodeView],
+    now: datetime,
+    policy: Policy,
 ) -> str:
     """Return why this node must not be cordoned by us now, or an empty text when it may. The breaker comes last."""
     if node is None:
@@ -112,17 +143,21 @@ def cordon_obstacle(
         return "a person uncordoned it"
     if node.unschedulable:
         return "it is cordoned already"
-    return breaker_obstacle(nodes, now, policy)
+    return breaker_obstacle(spec, nodes, now, policy)
 
 
-def breaker_obstacle(nodes: Mapping[str, NodeView], now: datetime, policy: Policy) -> str:
-    """Return what limit forbids one more cordon, or an empty text. Relaunches and uncordons are never held by it."""
+def breaker_obstacle(spec: JobSpec, nodes: Mapping[str, NodeView], now: datetime, policy: Policy) -> str:
+    """Return what limit forbids one more cordon, or an empty text. Relaunches and uncordons are never held by it.
+
+    All cordons of ours count, whatever the node: a machine that lost its GPUs is not among the matching ones any more.
+    """
     ours = [node for node in nodes.values() if keys.CORDONED_BY in node.annotations and node.unschedulable]
     recent = [
         node for node in ours if (at := _cordoned_at(node)) is not None and now - at < timedelta(seconds=policy.cordon_window_seconds)
     ]
-    in_window = max(1, min(policy.cordon_window_limit, int(policy.cordon_window_share * len(nodes))))
-    standing = max(policy.cordon_standing_floor, int(policy.cordon_standing_share * len(nodes)))
+    usable = len(matching(spec, nodes))
+    in_window = max(1, min(policy.cordon_window_limit, int(policy.cordon_window_share * usable)))
+    standing = max(policy.cordon_standing_floor, int(policy.cordon_standing_share * usable))
     if len(recent) >= in_window:
         return f"breaker: {len(recent)} of {in_window} cordons in {policy.cordon_window_seconds:g} s"
     if len(ours) >= standing:
@@ -132,15 +167,26 @@ def breaker_obstacle(nodes: Mapping[str, NodeView], now: datetime, policy: Polic
 
 def is_released(node: NodeView, now: datetime, policy: Policy) -> bool:
     """Say whether a person uncordoned it: our annotation on a schedulable node, or the time of the release less than 24 h ago."""
-    if keys.CORDONED_BY in node.annotations and not node.unschedulable:
+    if _is_uncordoned_by_others(node):
         return True
     at = _time(node.annotations.get(keys.RELEASED_TIME, ""))
     return at is not None and now - at < timedelta(seconds=policy.release_seconds)
 
 
-def is_trusted(verdict: Verdict, namespace: str, policy: Policy) -> bool:
-    """Say whether the evidence may take a machine from everybody: the cluster's own word, or a pod's in a trusted namespace."""
-    return verdict.seen_by_cluster or policy.trusted_namespaces is None or namespace in policy.trusted_namespaces
+def is_trusted(evidence: Iterable[Evidence | EvidenceStatus], worker: int | None, namespace: str, policy: Policy) -> bool:
+    """Say whether the evidence may take the worker's machine from everybody: the cluster's own word, or a pod's in a trusted namespace.
+
+    The cluster's word on something else counts for nothing: a pod can be killed for memory whenever it likes.
+    """
+    if policy.trusted_namespaces is None or namespace in policy.trusted_namespaces:
+        return True
+    return any(
+        item.strength is Strength.NODE
+        and item.source in (Source.NODE, Source.POD)
+        and item.fault_class != NODE_LOST
+        and item.worker == worker
+        for item in evidence
+    )
 
 
 def node_actions(
@@ -155,17 +201,43 @@ def node_actions(
     if mode is not NodeRemediation.CORDON or keys.EXCLUDE_FROM_REMEDIATION in node.labels:
         return ()
     is_high = failure.confidence is Confidence.HIGH
-    if wish is NodeWish.CORDON and not cordon_obstacle(is_high, trusted, node, observation.nodes, now, policy):
+    if wish is NodeWish.CORDON and not cordon_obstacle(is_high, trusted, node, spec, observation.nodes, now, policy):
         return (CordonNode(node.name, node.resource_version, node.boot_id, failure.cause, failure.attempt, failure.at),)
     is_due = wish is NodeWish.STRIKE or node.unschedulable
+    own = f"={job.namespace}/{job.name}/{failure.attempt}"
     if (
         not is_due
         or others_at_work(node) is not None
         or _is_ours(node, job)
-        or f"={job.namespace}/{job.name}/{failure.attempt}" in node.annotations.get(keys.STRIKES, "")
+        or any(strike.endswith(own) for strike in node.annotations.get(keys.STRIKES, "").split(","))
     ):
         return ()
     return (StrikeNode(node.name, node.resource_version, failure.cause, failure.attempt, failure.at),)
+
+
+def _weakest_first(entry: ExcludedNode) -> tuple[int, datetime]:
+    return (_STRENGTH_ORDER.get(entry.strength, 0), entry.since)
+
+
+def _can_take_pods(node: NodeView | None) -> bool:
+    return node is not None and node.is_ready and not node.unschedulable
+
+
+def releases(
+    entries: Iterable[ExcludedNode], failure: Failure | None, spec: JobSpec, observation: Observation, now: datetime, policy: Policy
+) -> tuple[ReleaseNode, ...]:
+    """Return what is to be written to the nodes of this job's incidents that a person uncordoned, so that the 24 h begin."""
+    if effective_mode(spec.recovery.node_remediation, policy, observation.node_rights) is not NodeRemediation.CORDON:
+        return ()
+    names = {entry.node for entry in entries} | ({failure.node} if failure is not None and failure.node is not None else set())
+    known = [observation.nodes[name] for name in sorted(names) if name in observation.nodes]
+    return tuple(
+        ReleaseNode(node.name, now) for node in known if _is_uncordoned_by_others(node) and keys.EXCLUDE_FROM_REMEDIATION not in node.labels
+    )
+
+
+def _is_uncordoned_by_others(node: NodeView) -> bool:
+    return keys.CORDONED_BY in node.annotations and not node.unschedulable
 
 
 def _takes_room(entry: ExcludedNode, nodes: Mapping[str, NodeView]) -> bool:

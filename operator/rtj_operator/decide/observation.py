@@ -60,6 +60,8 @@ class PodView:
     created_at: datetime | None = None
     deleting_since: datetime | None = None
     """When deletion was asked for (deletionTimestamp minus grace); None when it was not."""
+    deleting_until: datetime | None = None
+    """When the grace of that deletion is over (deletionTimestamp): whoever deleted it may have given more than the pod's own."""
     conditions: tuple[PodCondition, ...] = ()
     container: ContainerView | None = None
 
@@ -110,6 +112,8 @@ class NodeView:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Only ``rtj.dev/*``."""
+    gpus: int = 0
+    """nvidia.com/gpu in its capacity."""
     lease_renewed_at: datetime | None = None
     """The node's own last sign of life: its lease, or the newest heartbeat of a condition when leases cannot be read."""
 

@@ -58,13 +58,21 @@ class StrikeNode:
 
 
 @dataclass(frozen=True)
+class ReleaseNode:
+    """End our ownership of a Node that a person uncordoned: our marks go, and the time stays for which we keep off it."""
+
+    node: str
+    at: datetime
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """Delete the finished job itself (ttlSecondsAfterFinished)."""
 
     uid: str
 
 
-Action = CreateService | CreatePod | DeletePod | CordonNode | StrikeNode | DeleteJob
+Action = CreateService | CreatePod | DeletePod | CordonNode | StrikeNode | ReleaseNode | DeleteJob
 
 
 @dataclass(frozen=True)

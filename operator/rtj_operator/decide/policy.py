@@ -76,9 +76,6 @@ class Policy:
     """Progress alone is written at most this often."""
 
 
-DEFAULT_POLICY = Policy()
-
-
 def policy_of(settings: OperatorSettings) -> Policy:
     """Return the policy of an operator that runs with these settings."""
     trusts_all = ANY_NAMESPACE in settings.trusted_namespaces

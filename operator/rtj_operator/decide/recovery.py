@@ -57,6 +57,7 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("19",  "a pod of a Ready node does not end",      _cause(causes.STUCK_POD),           _STRIKE,  do.relaunch_elsewhere,    _INFRA),
     Row("13",  "image or configuration wrong on all",     do.is_startup_error_on_all,         _NOTHING, do.give_up_startup,       None),
     Row("14",  "image or start fails on one node",        do.is_startup_error_on_some,        _EXCLUDE, do.relaunch_elsewhere,    None),
+    Row("14b", "containers do not start on several nodes",do.is_startup_trouble,              _NOTHING, do.relaunch_with_backoff, None),
     Row("13",  "the same error at the same step twice",   do.is_repeated_error,               _NOTHING, do.give_up_user_error,    _APP),
     Row("10",  "out of memory by its own limit",          _cause(*causes.MEMORY),             _NOTHING, do.once_more_memory,      _APP),
     Row("11",  "the node ran out of memory or disk",      do.is_node_pressure,                _EXCLUDE, do.relaunch_elsewhere,    _INFRA),

@@ -8,7 +8,7 @@ from rtj_operator.decide import causes
 from rtj_operator.decide.attribution import Tier
 from rtj_operator.decide.case import Case, Quarantine, Ruling
 from rtj_operator.decide.run_claim import UNKNOWN_OWNER, Claim, judge
-from rtj_operator.decide.startup import cannot_start, kubelet_cannot_start
+from rtj_operator.decide.startup import cannot_start, kubelet_cannot_start, waits_with_error
 from trainer_runtime.contract.exit_report import ExitReport, Outcome
 from trainer_runtime.signals import fault_classes as classes
 
@@ -28,14 +28,28 @@ def is_own_fence(case: Case) -> bool:
 
 
 def is_startup_error_on_all(case: Case) -> bool:
-    """Whether image or configuration is wrong and no worker ever got further."""
-    return case.cause in causes.STARTUP and all(cannot_start(worker) for worker in case.workers)
+    """Whether image or configuration is wrong and no worker ever got further.
+
+    What worked in an earlier attempt and fails in the kubelet's hands now is the registry's or the cluster's trouble, not the job's.
+    """
+    if case.cause not in causes.STARTUP or not all(cannot_start(worker) for worker in case.workers):
+        return False
+    return not (case.has_run_before and all(waits_with_error(worker) for worker in case.workers))
 
 
 def is_startup_error_on_some(case: Case) -> bool:
     """Whether the kubelet cannot pull or start the root's container, while others run."""
     root = case.verdict.worker
+    if case.cause == causes.NOT_STARTED:
+        return root is not None and any(worker.container_runs for worker in case.workers)
     return case.cause in causes.STARTUP and root is not None and kubelet_cannot_start(case.workers[root])
+
+
+def is_startup_trouble(case: Case) -> bool:
+    """Whether containers do not come up and neither the job nor one machine can be blamed for it."""
+    if case.cause == causes.NOT_STARTED:
+        return True
+    return case.cause in causes.STARTUP and any(kubelet_cannot_start(worker) for worker in case.workers)
 
 
 def is_repeated_error(case: Case) -> bool:

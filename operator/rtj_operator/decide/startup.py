@@ -11,6 +11,8 @@ from rtj_operator.decide.workers import Worker
 from trainer_runtime.contract.exit_report import Outcome
 
 CANNOT_PULL: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
+ASKS_NO_REGISTRY: Final = frozenset({"ErrImageNeverPull", "InvalidImageName"})
+"""Those of CANNOT_PULL that no registry's bad moment explains."""
 CANNOT_CREATE: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 """Reasons of a waiting container that the kubelet tries again."""
 NEVER_RAN: Final = frozenset({"StartError", "ContainerCannotRun"})
@@ -42,15 +44,28 @@ def cannot_start(worker: Worker) -> bool:
 def gives_up_at(worker: Worker, workers: Sequence[Worker], policy: Policy) -> datetime | None:
     """Return when a container that cannot start becomes a failure; None for any other worker.
 
-    A waiting one has ``pull_seconds`` from its pod's scheduling, because registries have bad moments. One that ended counts at once when
-    every other worker has started or failed too, so that "on all" and "on one" are told apart.
+    A waiting one has ``pull_seconds`` from its pod's scheduling, because registries have bad moments. One that ended, or whose image no
+    registry was asked for, counts at once when every other worker has started or failed too, so that "on all" and "on one" are told apart.
     """
     if worker.pod is None or not (waits_with_error(worker) or (worker.ended is not None and cannot_start(worker))):
         return None
-    scheduled = worker.pod.condition("PodScheduled")
-    since = (scheduled.at if scheduled is not None else None) or worker.pod.created_at
+    since = worker.scheduled_at or worker.pod.created_at
     if since is None:
         return None
-    if worker.ended is not None and all(other.container_runs or other.has_ended or waits_with_error(other) for other in workers):
-        return worker.ended.finished_at or since
+    is_final = worker.ended is not None or (worker.pod.container is not None and worker.pod.container.reason in ASKS_NO_REGISTRY)
+    if is_final and all(other.container_runs or other.has_ended or waits_with_error(other) for other in workers):
+        return (worker.ended.finished_at if worker.ended is not None else None) or since
     return since + timedelta(seconds=policy.pull_seconds)
+
+
+def starts_late_at(worker: Worker, workers: Sequence[Worker], start_seconds: int) -> datetime | None:
+    """Return when a container that has not begun to run becomes a failure: ``start_seconds`` after the last worker found its node.
+
+    A volume that cannot be attached or a pod network that is broken says nothing but "ContainerCreating", for ever. None once the
+    container ran, or while a worker waits for a node.
+    """
+    if worker.pod is None or worker.pod.deleting_since is not None or worker.container_runs or worker.has_ended:
+        return None
+    placed = [other.scheduled_at for other in workers]
+    known = [at for at in placed if at is not None]
+    return max(known) + timedelta(seconds=start_seconds) if len(known) == len(placed) else None

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rtj_operator.api.v1alpha1 import Job, JobStatus
-from rtj_operator.decide import causes, ledger
+from rtj_operator.decide import causes, ledger, node_policy
 from rtj_operator.decide.attribution import Topology, Verdict, attribute
 from rtj_operator.decide.case import Case
-from rtj_operator.decide.evidence import collect
+from rtj_operator.decide.evidence import collect, told_by
 from rtj_operator.decide.learn import hold_beat
 from rtj_operator.decide.liveness import lost_at
 from rtj_operator.decide.node_conditions import bad_conditions
@@ -21,7 +21,7 @@ from rtj_operator.decide.observation import Observation
 from rtj_operator.decide.policy import Policy
 from rtj_operator.decide.resume_choice import choose_resume
 from rtj_operator.decide.run_claim import Jobs
-from rtj_operator.decide.startup import gives_up_at
+from rtj_operator.decide.startup import gives_up_at, starts_late_at
 from rtj_operator.decide.workers import Worker, highest_known_attempt
 from trainer_runtime.contract.beat import Beat
 from trainer_runtime.contract.evidence import Evidence, Source, Strength
@@ -36,6 +36,8 @@ class Superseding:
     why: str
     waits: bool = False
     """Whether the next attempt waits with a growing backoff."""
+    lifted: str | None = None
+    """A node that the job no longer avoids, so that it finds room."""
 
 
 def failure_times(observation: Observation, status: JobStatus, workers: Sequence[Worker], now: datetime, policy: Policy) -> list[datetime]:
@@ -46,9 +48,14 @@ def failure_times(observation: Observation, status: JobStatus, workers: Sequence
             times.append(gives_up_at(worker, workers, policy) or now)
         elif (at := gives_up_at(worker, workers, policy)) is not None:
             times.append(at)
-        if _reports_machine_fault(worker, observation, status, policy):
+        if _machine_faults(worker, observation, status, policy):
             times.append(now)
-        times += [at for at in (lost_at(worker, observation, now, policy), stuck_at(worker, observation, policy)) if at is not None]
+        due = (
+            lost_at(worker, observation, now, policy),
+            stuck_at(worker, observation, policy),
+            not_started_at(worker, workers, observation),
+        )
+        times += [at for at in due if at is not None]
     unfinished = [worker for worker in workers if not (worker.is_done or worker.has_ended)]
     if status.done_since is not None and unfinished:
         times.append(status.done_since + timedelta(seconds=policy.done_grace_seconds))
@@ -62,7 +69,14 @@ def stuck_at(worker: Worker, observation: Observation, policy: Policy) -> dateti
         return None
     if observation.nodes and (worker.node is None or not worker.node.is_ready):
         return None
-    return pod.deleting_since + timedelta(seconds=spec.recovery.termination_seconds + policy.stuck_pod_seconds)
+    ends_at = pod.deleting_since + timedelta(seconds=spec.recovery.termination_seconds)
+    return max(ends_at, pod.deleting_until or ends_at) + timedelta(seconds=policy.stuck_pod_seconds)
+
+
+def not_started_at(worker: Worker, workers: Sequence[Worker], observation: Observation) -> datetime | None:
+    """Return when a container that has not begun to run counts as a failure; None when that does not apply."""
+    spec = observation.job.spec
+    return starts_late_at(worker, workers, spec.recovery.start_seconds) if spec is not None else None
 
 
 def case_of(observation: Observation, status: JobStatus, workers: tuple[Worker, ...], now: datetime, policy: Policy) -> Case:
@@ -75,11 +89,13 @@ def case_of(observation: Observation, status: JobStatus, workers: tuple[Worker, 
     # a pod that does not end is no longer just one that was taken away
     evidence = [*own, *(item for item in seen if item.worker not in stuck or item.fault_class != classes.PREEMPTED)]
     ends = [worker.ended.finished_at for worker in workers if worker.has_failed and worker.ended is not None]
+    faults = [at for worker in workers for at in _machine_faults(worker, observation, status, policy)]
     topology = Topology(
         attempt=status.attempt,
         workers=spec.workers,
         procs_per_worker=spec.ranks_per_worker,
-        first_failed_at=min((at.timestamp() for at in ends if at is not None), default=None),
+        # a fact that moves the job must lie in its own window, however late it is looked at and whatever its clock says
+        first_failed_at=min((at.timestamp() for at in ends if at is not None), default=max(faults, default=None)),
         stopping_since=status.stopping_since.timestamp() if status.stopping_since is not None else None,
         grace_seconds=float(spec.recovery.termination_seconds),
         nodes={worker.index: worker.node_name for worker in workers if worker.node_name is not None},
@@ -99,10 +115,15 @@ def find_superseding(
     news = hold_news(status, held.beat, observation.job, now) if held is not None else ""
     if news:
         return Superseding(causes.SUPERSEDED, news)
+    liftable = node_policy.find_liftable(status.excluded_nodes, observation.nodes)
+    lifted = liftable.node if liftable is not None else None
     due = partly_scheduled_at(status, workers, policy)
     if due is not None and due <= now:
         placed = sum(1 for worker in workers if worker.node_name is not None)
-        return Superseding(causes.PARTLY_SCHEDULED, f"only {placed} of {len(workers)} workers found a node", waits=True)
+        return Superseding(causes.PARTLY_SCHEDULED, f"only {placed} of {len(workers)} workers found a node", waits=True, lifted=lifted)
+    due = unschedulable_at(status, workers, observation, policy)
+    if due is not None and due <= now:
+        return Superseding(causes.UNSCHEDULABLE, "no worker found a node", waits=True, lifted=lifted)
     return None
 
 
@@ -121,33 +142,47 @@ def hold_news(status: JobStatus, beat: Beat, job: Job, now: datetime) -> str:
 
 def partly_scheduled_at(status: JobStatus, workers: Sequence[Worker], policy: Policy) -> datetime | None:
     """Return when a gang that holds some nodes and waits for others gives them back; None when it is whole or holds nothing."""
-    placed = sum(1 for worker in workers if worker.node_name is not None)
-    is_split = 0 < placed < len(workers) and not any(worker.is_missing for worker in workers)
+    placed = [worker for worker in workers if worker.node_name is not None]
+    is_split = 0 < len(placed) < len(workers) and not any(worker.is_missing for worker in workers)
     if not is_split or status.attempt_started_at is None:
         return None
-    return status.attempt_started_at + timedelta(seconds=policy.partly_scheduled_seconds)
+    # the clock starts with the first node that is held: until then the gang may have waited in a queue for hours
+    since = min((worker.scheduled_at or status.attempt_started_at for worker in placed), default=status.attempt_started_at)
+    return since + timedelta(seconds=policy.partly_scheduled_seconds)
 
 
-def _reports_machine_fault(worker: Worker, observation: Observation, status: JobStatus, policy: Policy) -> bool:
-    """Whether a machine fault is known while the worker still runs. A condition that this job was moved for before must be a new one."""
+def unschedulable_at(status: JobStatus, workers: Sequence[Worker], observation: Observation, policy: Policy) -> datetime | None:
+    """Return when a gang that fits nowhere gives up one of its own exclusions; None when it holds a node or has none to give up."""
+    if not workers or node_policy.find_liftable(status.excluded_nodes, observation.nodes) is None:
+        return None
+    refused: list[datetime] = []
+    for worker in workers:
+        scheduled = worker.pod.condition("PodScheduled") if worker.pod is not None else None
+        if worker.node_name is not None or scheduled is None or scheduled.reason != "Unschedulable" or scheduled.at is None:
+            return None
+        refused.append(scheduled.at)
+    return max(refused) + timedelta(seconds=policy.partly_scheduled_seconds)
+
+
+def _machine_faults(worker: Worker, observation: Observation, status: JobStatus, policy: Policy) -> list[float]:
+    """Return the Unix times of machine faults that are known while the worker still runs.
+
+    A condition that this job was moved for before must be a new one.
+    """
     if worker.is_done or worker.has_ended or status.attempt_started_at is None:
-        return False
-    if worker.beat is not None and any(
-        item.strength is Strength.NODE and item.attempt == status.attempt for item in worker.beat.beat.evidence
-    ):
-        return True
+        return []
+    found = [item.at for item in told_by(worker) if item.strength is Strength.NODE and item.attempt == status.attempt]
     if worker.node is None:
-        return False
+        return found
     was_blamed = any(failure.node == worker.node.name for failure in status.failures)
     since = status.attempt_started_at if was_blamed else status.attempt_started_at - timedelta(minutes=10)
-    return any(
-        bad.strength is Strength.NODE and bad.condition.transitioned_at is not None and bad.condition.transitioned_at > since
-        for bad in bad_conditions(worker.node, policy.condition_rules)
-    )
+    bad = [item.condition for item in bad_conditions(worker.node, policy.condition_rules) if item.strength is Strength.NODE]
+    changed = [condition.transitioned_at for condition in bad if condition.transitioned_at is not None]
+    return [*found, *(at.timestamp() for at in changed if at > since)]
 
 
 def _own_findings(observation: Observation, status: JobStatus, workers: Sequence[Worker], now: datetime, policy: Policy) -> list[Evidence]:
-    """What the operator finds by waiting: a pod that does not end, workers that outlive worker 0's done."""
+    """What the operator finds by waiting: pods that do not end, containers that do not start, workers that outlive worker 0's done."""
     found: list[Evidence] = []
     if status.stopping_since is not None:
         return found  # a pod that is slow to end then is slow for us, and says nothing about the failure
@@ -156,9 +191,17 @@ def _own_findings(observation: Observation, status: JobStatus, workers: Sequence
         at = stuck_at(worker, observation, policy)
         if at is not None and at <= now:
             found.append(_finding(worker, status, at, causes.STUCK_POD, "its pod does not end although its node is Ready"))
+        elif (late := not_started_at(worker, workers, observation)) is not None and late <= now:
+            found.append(_finding(worker, status, late, causes.NOT_STARTED, _still_waiting(worker)))
         elif is_late and not (worker.is_done or worker.has_ended):
             found.append(_finding(worker, status, now, causes.NOT_ENDED, "worker 0 is done, this one neither reported done nor ended"))
     return found
+
+
+def _still_waiting(worker: Worker) -> str:
+    container = worker.pod.container if worker.pod is not None else None
+    words = ": ".join(part for part in (container.reason, container.message) if part) if container is not None else ""
+    return f"its container has not begun to run{f' ({words})' if words else ''}"
 
 
 def _finding(worker: Worker, status: JobStatus, at: datetime, cause: str, text: str) -> Evidence:

@@ -6,6 +6,7 @@ Only what belongs to the present attempt is taken in: a beat of another attempt 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from rtj_operator.decide.observation import ContainerView, NodeView, Observation, PodView, WorkerBeat
@@ -47,6 +48,12 @@ class Worker:
         return self.pod.node if self.pod is not None else None
 
     @property
+    def scheduled_at(self) -> datetime | None:
+        """When its pod was bound to a node; None before, or when the cluster does not say."""
+        scheduled = self.pod.condition("PodScheduled") if self.pod is not None else None
+        return scheduled.at if scheduled is not None and scheduled.status == "True" else None
+
+    @property
     def ended(self) -> ContainerView | None:
         """The trainer container, if it ended."""
         container = self.pod.container if self.pod is not None else None
@@ -72,14 +79,24 @@ class Worker:
     def is_done(self) -> bool:
         """Whether its training loop finished and the final save is verified.
 
-        Under plain torchrun a container that ends with 0 and without a report counts, unless it was killed for memory.
+        Under plain torchrun a container that ends with 0 and without a report counts, unless it was killed for memory or its pod was
+        being taken away: a program may well end with 0 on SIGTERM.
         """
         if self.reported_done or (self.beat is not None and self.beat.beat.phase is Phase.DONE):
             return True
         if self.report is not None:
             return self.report.outcome is Outcome.DONE
         ended = self.ended
-        return ended is not None and ended.exit_code == 0 and ended.reason != OOM_KILLED
+        return ended is not None and ended.exit_code == 0 and ended.reason != OOM_KILLED and not self._ended_while_taken_away
+
+    @property
+    def _ended_while_taken_away(self) -> bool:
+        ended, pod = self.ended, self.pod
+        if ended is None or pod is None:
+            return False
+        disruption = pod.condition("DisruptionTarget")
+        asked = [pod.deleting_since, disruption.at if disruption is not None and disruption.status == "True" else None]
+        return any(at is not None and (ended.finished_at is None or at <= ended.finished_at) for at in asked)
 
     @property
     def has_failed(self) -> bool:

@@ -38,6 +38,10 @@ class BeatBook:
         self._pods_of: dict[str, set[str]] = {}
         self._senders: tuple[datetime, int, int] | None = None
 
+    def listening(self, since: datetime) -> None:
+        """Take note that senders can reach us from now on: until then their silence was ours."""
+        self._listening_since = since
+
     def take(self, beat: Beat, pod_name: str, now: datetime) -> News | None:
         """Keep a beat and say what is new; None for one that a newer beat of the same pod has overtaken.
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from itertools import groupby
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.build.names import pod_name, service_name
@@ -19,13 +19,15 @@ from rtj_operator.cluster import calls
 from rtj_operator.cluster.client import KubeClient
 from rtj_operator.cluster.errors import ApiError
 from rtj_operator.decide.observation import CreateRefusal
-from rtj_operator.decide.plan import Action, CordonNode, CreatePod, CreateService, DeleteJob, DeletePod, StrikeNode
+from rtj_operator.decide.plan import Action, CordonNode, CreatePod, CreateService, DeleteJob, DeletePod, ReleaseNode, StrikeNode
 from rtj_operator.reconcile.api_facts import ApiFacts
 from rtj_operator.reconcile.crash_points import CrashPoints
 from rtj_operator.reconcile.node_writes import NodeWriter
 from rtj_operator.reconcile.refusals import Refusals
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FIRST_BATCH: Final = 1
 """Pods created at once in the first batch; each batch that is not refused doubles it, so that a quota is met by few requests."""
@@ -60,8 +62,11 @@ class Actor:
         crash: CrashPoints,
         may_act: Callable[[], bool],
         clock: Callable[[], datetime],
+        on_created: Callable[[dict[str, Any]], None],
     ) -> None:
+        """``on_created`` takes every pod that a create returned or found."""
         self._client = client
+        self._on_created = on_created
         self._build_pod = build_pod
         self._nodes = nodes
         self._facts = facts
@@ -98,6 +103,9 @@ class Actor:
         elif isinstance(action, StrikeNode):
             await self._nodes.strike(job, action)
             self._crash.reached("after_patch_node")
+        elif isinstance(action, ReleaseNode):
+            await self._nodes.release(action)
+            self._crash.reached("after_patch_node")
         elif isinstance(action, DeleteJob):
             await calls.delete_job(self._client, job.namespace, job.name, action.uid)
             self._crash.reached("after_delete_job")
@@ -127,7 +135,7 @@ class Actor:
         while start < len(actions) and not refused:
             self._require_lease()
             batch = actions[start : start + size]
-            outcomes = await asyncio.gather(*(self._create_pod(job, action) for action in batch))
+            outcomes = await _all([self._create_pod(job, action) for action in batch])
             refused = [outcome for outcome in outcomes if outcome is not None]
             start += len(batch)
             size = min(LARGEST_BATCH, size * 2)
@@ -140,7 +148,7 @@ class Actor:
             return None
         pod = self._build_pod(job, action.worker)
         try:
-            await calls.create_pod(self._client, job.namespace, pod)
+            self._on_created(await calls.create_pod(self._client, job.namespace, pod))
         except ApiError as error:
             if error.may_pass:
                 raise
@@ -148,6 +156,7 @@ class Actor:
             if error.status == 409 and error.reason == "AlreadyExists":
                 found = await calls.get_pod(self._client, job.namespace, name)
                 if found is not None and calls.is_owned_by(found, job.uid):
+                    self._on_created(found)
                     self._crash.reached("after_create_pod")
                     return None
                 return CreateRefusal(action.worker, "conflict", f"pod {name} exists and belongs to another owner", self._clock())
@@ -159,7 +168,7 @@ class Actor:
     async def _delete_pods(self, job: Job, actions: list[DeletePod]) -> None:
         for start in range(0, len(actions), DELETE_BATCH):
             self._require_lease()
-            await asyncio.gather(*(self._delete_pod(job, action) for action in actions[start : start + DELETE_BATCH]))
+            await _all([self._delete_pod(job, action) for action in actions[start : start + DELETE_BATCH]])
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
         await calls.delete_pod(self._client, job.namespace, action.name, action.uid, action.grace_seconds)
@@ -168,3 +177,12 @@ class Actor:
     def _require_lease(self) -> None:
         if not self._may_act():
             raise NotTheHolder
+
+
+async def _all(calls_to_make: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all, then raise the first error: no request of a pass may still be under way when the job's next pass begins."""
+    outcomes = await asyncio.gather(*calls_to_make, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]

@@ -19,8 +19,13 @@ from rtj_operator.decide.observation import TemplateCheck
 
 SERVICE_FRESH: Final = timedelta(minutes=10)
 """How long a Service that was seen is taken to be there. Nobody deletes it but a person, and the next look creates it again."""
-CHECK_AGAIN: Final = timedelta(seconds=20)
-"""When a refused or unanswered dry run is made again: below the time after which `decide` looks again."""
+CHECK_AGAIN: Final = {
+    "refused": timedelta(seconds=20),
+    "unknown": timedelta(seconds=20),
+    "invalid": timedelta(minutes=5),
+}
+"""When a dry run is made again, by its outcome: below the time after which `decide` looks again, for what passes by itself. An invalid
+template stays as it is, but admission webhooks and policies refuse with 400 and 422 too, and those are changed without the job."""
 RIGHTS_FRESH: Final = timedelta(minutes=10)
 """How long the answer about node rights counts: a chart upgrade changes it."""
 
@@ -52,7 +57,7 @@ class ApiFacts:
         if job.status.template_checked_generation == job.generation:
             return TemplateCheck("valid")
         known = self._checks.get(job.uid)
-        if known is None or known.generation != job.generation or (_may_change(known.check) and now - known.at >= CHECK_AGAIN):
+        if known is None or known.generation != job.generation or _is_due(known, now):
             known = _Checked(job.generation, now, await self._dry_run(job))
             self._checks[job.uid] = known
         return known.check
@@ -101,5 +106,6 @@ class ApiFacts:
         return TemplateCheck("valid")
 
 
-def _may_change(check: TemplateCheck) -> bool:
-    return check.outcome in ("refused", "unknown")
+def _is_due(known: _Checked, now: datetime) -> bool:
+    again = CHECK_AGAIN.get(known.check.outcome)
+    return again is not None and now - known.at >= again

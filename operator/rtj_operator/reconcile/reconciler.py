@@ -111,8 +111,8 @@ class Reconciler:
         if job is None:
             self._queue.forget(key)
             return "gone"
-        now = self._clock()
-        observation = await self._observer.observe(job, now)
+        observation = await self._observer.observe(job, self._clock())
+        now = self._clock()  # after what had to be asked for: that may have taken long, and a stop must not begin in the past
         plan = self._decide(observation, now)
         try:
             written = await self._write_status(observation.job, plan)
