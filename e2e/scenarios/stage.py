@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sysconfig
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 from e2e import faults, install
 from e2e.cluster.driver import ClusterDriver
 from e2e.cluster.waiting import is_reached
+from e2e.demo.reference import run_uninterrupted
 from e2e.images import Images
 from e2e.jobs import Cluster, Job, condition, progress_step, verified_step
 from e2e.workloads import digest
@@ -108,6 +110,12 @@ def is_complete(status: Manifest) -> bool:
 def running_in_attempt(attempt: int) -> Callable[[Manifest], bool]:
     """Whether that attempt (or a later one) runs."""
     return lambda status: is_running(status) and int(status.get("attempt", 0)) >= attempt
+
+
+@functools.cache
+def uninterrupted(workload: Workload, workers: int) -> dict[str, str]:
+    """The digests of a run of that workload that nothing happened to; made once, by plain processes."""
+    return run_uninterrupted(workload, TEXT, workers)
 
 
 def leaves(plan: JobPlan) -> dict[str, str]:

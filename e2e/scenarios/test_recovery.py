@@ -19,7 +19,9 @@ from e2e.scenarios.stage import (
     is_running,
     leaves,
     running_in_attempt,
+    uninterrupted,
 )
+from e2e.workloads.job import TINY, Workload
 
 pytestmark = pytest.mark.e2e
 
@@ -43,9 +45,6 @@ def set_condition(stage: Stage, node: str, status: str, reason: str) -> None:
 
 
 def test_a_killed_pod_costs_steps_and_changes_nothing(stage: Stage) -> None:
-    calm = stage.plan("calm", workers=3)
-    stage.start(calm).wait("the uninterrupted run to end", is_complete, START_SECONDS + FINISH_SECONDS)
-
     plan = stage.plan("killed", workers=3)
     job = stage.start(plan)
     job.wait("a checkpoint", has_checkpoint, START_SECONDS)
@@ -53,8 +52,8 @@ def test_a_killed_pod_costs_steps_and_changes_nothing(stage: Stage) -> None:
     status = job.wait("the second attempt", running_in_attempt(2), RECOVERY_SECONDS)
     assert status["resumedFrom"]["step"] > 0
     job.wait("the end", is_complete, FINISH_SECONDS)
-    assert len(leaves(calm)) > 20
-    assert leaves(plan) == leaves(calm)
+    assert len(leaves(plan)) > 20
+    assert leaves(plan) == uninterrupted(TINY, 3)
 
 
 def test_a_rank_killed_by_a_signal_restarts_the_gang_and_blames_no_node(stage: Stage) -> None:
@@ -110,9 +109,6 @@ def test_a_watchdog_timeout_names_a_victim_and_cordons_nobody(stage: Stage) -> N
 
 def test_a_worker_behind_a_partition_cannot_bring_its_checkpoints_back(stage: Stage) -> None:
     """The cut-off worker goes on until its collective fails; whatever it commits after the rollback is off the lineage."""
-    calm = stage.plan("calm2")
-    stage.start(calm).wait("the uninterrupted run to end", is_complete, START_SECONDS + FINISH_SECONDS)
-
     plan = stage.plan("partition")
     job = stage.start(plan)
     job.wait("a checkpoint", has_checkpoint, START_SECONDS)
@@ -122,7 +118,24 @@ def test_a_worker_behind_a_partition_cannot_bring_its_checkpoints_back(stage: St
     stage.driver.heal(node)
     assert status["lastFailure"]["row"] == "4"
     job.wait("the end", is_complete, FINISH_SECONDS)
-    assert leaves(plan) == leaves(calm)
+    assert leaves(plan) == uninterrupted(TINY, 2)
+
+
+def test_a_worker_that_trains_on_behind_a_partition_is_fenced_off_and_changes_nothing(stage: Stage) -> None:
+    """A worker alone goes on committing, for its store is still there. What it committed before its successor's fence is the successor's to
+    take up; after that fence it may commit nothing more."""
+    workload = Workload("tiny", steps=200, save_every=5, options=TINY.options)
+    plan = stage.plan("zombie", workload=workload, workers=1)
+    job = stage.start(plan)
+    job.wait("a checkpoint", has_checkpoint, START_SECONDS)
+    stage.driver.partition(job.node(0))
+    status = job.wait("a later attempt", running_in_attempt(2), RECOVERY_SECONDS)
+    job.wait("the end", is_complete, FINISH_SECONDS)
+    steps = plan.shared / "default.zombie" / "steps"
+    late = {int(path.name[:10]) for path in steps.glob("*-00000001") if int(path.name[:10]) > status["resumedFrom"]["step"]}
+    abandoned = {item["step"] for item in job.status()["checkpoints"] if item["attempt"] == 1 and item["abandoned"]}
+    assert late <= abandoned
+    assert leaves(plan) == uninterrupted(workload, 1)
 
 
 def test_plain_torchrun_trains_resumes_and_is_relaunched(stage: Stage) -> None:
