@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from trainer_runtime.channel.messages import Ending
@@ -36,6 +36,16 @@ def find_exit(problem: RuntimeProblem) -> tuple[ExitCode, Outcome] | None:
     return next(((code, outcome) for kind, code, outcome in _CODES if isinstance(problem, kind)), None)
 
 
+def say(text: str) -> None:
+    """Write to standard error, after all that was printed. Where it was closed (then it is None) or its reader is gone, nobody can be told;
+    the exit code must come out all the same."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            if stream is sys.stderr:
+                stream.write(text)
+            stream.flush()
+
+
 @contextmanager
 def exit_on_problem(reporter: Reporter | None, rank: int) -> Iterator[None]:
     """Turn a problem that has an exit code into SystemExit, once it was reported and printed; its cause is the problem itself."""
@@ -57,8 +67,7 @@ def exit_on_problem(reporter: Reporter | None, rank: int) -> Iterator[None]:
                     fence_job_uid=problem.fence_job_uid if isinstance(problem, Fenced) else None,
                 )
             )
-        sys.stderr.write(f"rtj: rank {rank}: {outcome.value}: {problem}\n")
-        sys.stderr.flush()
+        say(f"rtj: rank {rank}: {outcome.value}: {problem}\n")
         raise SystemExit(int(code)) from problem
 
 

@@ -61,6 +61,8 @@ class Housekeeper:
             act()
         except RuntimeProblem as problem:
             log.warning("deleting old checkpoints: %s", problem)
+        except Exception:  # training must go on without its broom, but nobody else would look at what a thread raised
+            log.exception("deleting old checkpoints")
 
     def _tidy(self) -> None:
         names = propose_deletions(self._store, self._run, self._keep, self._resume, time.time())

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from trainer_runtime.boundary import Agreement, AloneAgreement, GroupAgreement
 from trainer_runtime.checkpoint.engine import Engine
 from trainer_runtime.checkpoint.exchange import Exchange, LocalExchange, connect
+from trainer_runtime.checkpoint.plan import Planner
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import Phase
+from trainer_runtime.contract.codec import ContractError, dumps
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.housekeeping import Housekeeper
 from trainer_runtime.reporter import Reporter
@@ -47,8 +49,7 @@ class Parts:
 def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allowed: frozenset[Allow]) -> Parts:
     """Open the store, warm DDP up, bring the objects to the starting point and start the writer. Raises what `resume.begin` raises."""
     _check_process_group(settings)
-    for name, value in state.snapshot({}).objects.items():
-        tree.encode(value, name)  # what cannot be saved is refused now, not at the first save
+    _check_can_be_saved(settings, state)
     reporter.progress(Phase.START, step=0, epoch=0, loss=None, news=True)
     store = open_store(settings.store, create=settings.create_store)
     number = next(_attach_numbers)
@@ -94,6 +95,18 @@ def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allow
         static_graphs=static_graphs,
         housekeeper=housekeeper,
     )
+
+
+def _check_can_be_saved(settings: Settings, state: TrainingState) -> None:
+    """Refuse now, by name, what no save could hold; it would cost the training up to the first save."""
+    snapshot = state.snapshot({})
+    Planner(settings.rank, settings.world_size).plan(snapshot.leaves)
+    for name, value in snapshot.objects.items():
+        tree.encode(value, name)
+    try:
+        dumps(state.describe())
+    except ContractError as error:
+        raise ConfigurationError(f"what a strict resume compares cannot be written down: {error}") from error
 
 
 def _check_process_group(settings: Settings) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,12 +23,12 @@ from trainer_runtime.conductor import Conductor
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord, Phase
 from trainer_runtime.contract.exit_report import Outcome
-from trainer_runtime.ending import at_exit, exit_on_problem, on_uncaught
+from trainer_runtime.ending import at_exit, exit_on_problem, on_uncaught, say
 from trainer_runtime.errors import ConfigurationError, SaveFailed
 from trainer_runtime.parts import Parts, assemble
 from trainer_runtime.reporter import Reporter
 from trainer_runtime.saver import WAIT_SECONDS
-from trainer_runtime.settings import resolve
+from trainer_runtime.settings import resolve, whole
 from trainer_runtime.state.data import StepCounter, open_source
 from trainer_runtime.state.gather import TrainingState
 from trainer_runtime.state.model import World
@@ -116,6 +115,8 @@ class Run:
         self._rng = parts.start.rng
         self._iterator: Iterator[Any] | None = None
         self._in_turn = False
+        self._was_left = False
+        """The present turn ended by a `break` or an exception, not at the step boundary."""
         self._turns = 0
         self._fetched = 0
         self._loss: float | None = None
@@ -148,21 +149,30 @@ class Run:
         """Yield batches until ``max_steps`` steps are done or ``epochs`` epochs finished, counted from the run's beginning.
 
         ``micro_batches``: batches per step, for gradient accumulation; `micro_batch` tells which one it is. At the end the last step is
-        saved, and the loop ends when that is verified. Raises ConfigurationError without any limit, SaveFailed when the final save failed.
+        saved, and the loop ends when that is verified. A turn that is left by `break` counts as a step if the optimizer stepped in it;
+        if not, its batches come again in the next loop. Ends the process as bad configuration without any limit, or for one that is no
+        whole number. Raises SaveFailed when the final save failed.
         """
-        if max_steps is None and epochs is None:
-            raise ConfigurationError("steps: give max_steps, epochs, or both")
-        if micro_batches < 1:
-            raise ConfigurationError(f"micro_batches: {micro_batches} is not >= 1")
+        with self._exits():
+            if max_steps is None and epochs is None:
+                raise ConfigurationError("steps: give max_steps, epochs, or both")
+            max_steps = None if max_steps is None else whole("max_steps", max_steps, least=0)
+            epochs = None if epochs is None else whole("epochs", epochs, least=0)
+            micro_batches = whole("micro_batches", micro_batches, least=1)
         return self._loop(max_steps, epochs, micro_batches)
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """One step, for loops of another shape: ``with run.step(): batch = run.next_batch(); …``. Its end is the step boundary."""
         self._begin_turn()
-        yield
-        if self._fetched == 0 and not isinstance(self._state.data, StepCounter):
-            raise ConfigurationError("step: data was given to attach(), but this step took no batch; take it by run.next_batch()")
+        try:
+            yield
+        except BaseException:
+            self._was_left = True
+            raise
+        with self._exits():
+            if self._fetched == 0 and not isinstance(self._state.data, StepCounter):
+                raise ConfigurationError("step: data was given to attach(), but this step took no batch; take it by run.next_batch()")
         self._end_turn()
 
     def next_batch(self) -> Any:
@@ -172,16 +182,22 @@ class Run:
         return batch
 
     def report(self, *, loss: float | None = None) -> None:
-        """Tell the outside how training goes; called in a turn, it counts for the step that the turn ends."""
-        self._loss = None if loss is None else float(loss)
+        """Tell the outside how training goes; called in a turn, it counts for the step that the turn ends. ``loss``: one number, also as a
+        tensor; ends the process as bad configuration for anything else."""
+        with self._exits():
+            try:
+                self._loss = None if loss is None else float(loss)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigurationError(f"report: loss is not one number: {error}") from error
         if self._loss is not None and not math.isfinite(self._loss):
             log.warning("step %d: the loss is %s", self.global_step + 1, self._loss)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Say that something else than training goes on: ``eval`` or ``compile``. Hang limits are per phase."""
-        if name not in PHASES:
-            raise ConfigurationError(f"phase: {name!r} is not one of {', '.join(PHASES)}")
+        with self._exits():
+            if name not in PHASES:
+                raise ConfigurationError(f"phase: {name!r} is not one of {', '.join(PHASES)}")
         self._progress(PHASES[name], True)
         try:
             yield
@@ -192,8 +208,13 @@ class Run:
     def save(self, tag: str | None = None, block: bool = False) -> None:
         """Save at the end of this turn, or at once between turns. Every rank calls it. A tagged checkpoint is never deleted.
 
-        ``block``: come back when it is verified; raises SaveFailed otherwise.
+        ``tag``: text. ``block``: come back when it is verified; raises SaveFailed otherwise.
         """
+        with self._exits():
+            if tag is not None and not isinstance(tag, str):
+                raise ConfigurationError(f"save: tag {tag!r} is a {type(tag).__name__}; give text")
+        if self._was_left:
+            self._settle_left_turn()
         self._conductor.call_save((tag,) if tag else (), block)
         if not self._in_turn:
             with self._exits():
@@ -235,7 +256,11 @@ class Run:
                 batch = self._fetch(epochs)
                 if batch is _NO_MORE:
                     break
-                yield batch
+                try:
+                    yield batch
+                except GeneratorExit:
+                    self._was_left = True
+                    raise
             if batch is _NO_MORE:
                 break
             self._end_turn()
@@ -244,7 +269,21 @@ class Run:
             self._conductor.finish(self.global_step, self._run_state())
         self._finished = True
 
+    def _settle_left_turn(self) -> None:
+        """Bring counters, data and weights together again after a turn that was left before its boundary.
+
+        Weights that moved are those of the next step. Where they did not, the batch was not used, and a source that counts finished steps
+        gives it again; any other has it behind itself, and says so in the position it saves.
+        """
+        if self._state.has_stepped:
+            self._end_turn()
+        elif self._state.data.gives_again:
+            self._iterator = None
+        self._in_turn = self._was_left = False
+
     def _begin_turn(self) -> None:
+        if self._in_turn:
+            self._settle_left_turn()
         self._in_turn = True
         self._fetched = 0
         self._reporter.step_began()
@@ -267,7 +306,8 @@ class Run:
             data.finish_epoch()
             empty += 1
             if empty > 2:  # the rest of a resumed epoch may be empty, a whole one may not
-                raise ConfigurationError("data: a whole epoch gave no batch")
+                with self._exits():
+                    raise ConfigurationError("data: a whole epoch gave no batch")
         return _NO_MORE
 
     def _restore_rng(self) -> None:
@@ -283,7 +323,7 @@ class Run:
             self._state.data.advance()
         self.global_step += 1
         self._turns += 1
-        self._in_turn = False
+        self._in_turn = self._was_left = False
         self._reporter.step_ended()
         with self._exits():
             if self._turns == 1:
@@ -313,9 +353,7 @@ class Run:
         try:
             self.close()
         except Exception:  # the interpreter ignores what is raised here, but a failed save must never end in exit code 0
-            traceback.print_exc()
-            sys.stderr.flush()
-            sys.stdout.flush()
+            say(traceback.format_exc())
             os._exit(1)
 
     def _progress(self, phase: Phase, news: bool) -> None:

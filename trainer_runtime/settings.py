@@ -5,6 +5,7 @@ With no environment at all it is a laptop: one process, a local directory, no se
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 from collections.abc import Iterable, Mapping
@@ -99,8 +100,8 @@ def resolve(
         save_every_seconds=seconds,
         keep_last=kept if kept is not None else (spec.keep.last if spec else DEFAULT_KEEP_LAST),
         keep_every_steps=_positive_int("keep_every_steps", keep_every_steps, environ, None) or (spec.keep.every_steps if spec else None),
-        allow=tuple(sorted({*allow, *(spec.allow if spec else ())})),
-        start_fresh=start_fresh or (assignment is not None and assignment.start_fresh),
+        allow=tuple(sorted({*_words("allow", allow), *(spec.allow if spec else ())})),
+        start_fresh=_yes_or_no("start_fresh", start_fresh) or (assignment is not None and assignment.start_fresh),
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
@@ -128,7 +129,10 @@ def _read_assignment(environ: Mapping[str, str]) -> Assignment | None:
 
 def _store_url(store: str | Path | None, environ: Mapping[str, str], has_operator: bool) -> tuple[str, bool]:
     """Return the URL, and whether a missing directory is to be made: only the default is, a named place that is missing is a lost mount."""
-    given = str(store) if store is not None else environ.get(environment.STORE, "")
+    named: Any = store if store is not None else environ.get(environment.STORE, "")
+    if not isinstance(named, (str, Path)):
+        raise ConfigurationError(f"store: a {type(named).__name__} is neither a URL nor a directory")
+    given = str(named)
     if not given:
         if has_operator:
             raise ConfigurationError(f"{environment.STORE}: not set, and an operator's job has no default store")
@@ -139,8 +143,8 @@ def _store_url(store: str | Path | None, environ: Mapping[str, str], has_operato
 
 
 def _run_name(run: str | None, environ: Mapping[str, str]) -> str:
-    name = run if run is not None else environ.get(environment.RUN, DEFAULT_RUN)
-    if not is_run_name(name):
+    name: Any = run if run is not None else environ.get(environment.RUN, DEFAULT_RUN)
+    if not isinstance(name, str) or not is_run_name(name):
         source = "run" if run is not None else environment.RUN
         raise ConfigurationError(f"{source}: {name!r} is not a run name: [a-z0-9][a-z0-9._-]{{0,127}} without '..'")
     return name
@@ -149,7 +153,7 @@ def _run_name(run: str | None, environ: Mapping[str, str]) -> str:
 def _place(environ: Mapping[str, str]) -> tuple[int, int, int]:
     values = {}
     for name, default in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-        values[name] = _whole(name, environ.get(name, default), least=0)
+        values[name] = whole(name, environ.get(name, default), least=int(name == "WORLD_SIZE"))
     if values["RANK"] >= values["WORLD_SIZE"]:
         raise ConfigurationError(f"RANK: {values['RANK']} is not in 0..{values['WORLD_SIZE'] - 1} (WORLD_SIZE)")
     return values["RANK"], values["LOCAL_RANK"], values["WORLD_SIZE"]
@@ -159,24 +163,40 @@ def _master(environ: Mapping[str, str]) -> tuple[str, int]:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not environ.get(name):
             raise ConfigurationError(f"{name}: not set, but WORLD_SIZE is more than 1; start the script with torchrun or rtj-run")
-    return environ["MASTER_ADDR"], _whole("MASTER_PORT", environ["MASTER_PORT"], least=1)
+    return environ["MASTER_ADDR"], whole("MASTER_PORT", environ["MASTER_PORT"], least=1)
 
 
-def _whole(name: str, text: Any, least: int) -> int:
+def whole(name: str, given: Any, least: int) -> int:
+    """Return the whole number that a keyword (any integer type) or a variable (text) gives. Raises ConfigurationError."""
     try:
-        value = int(text)
+        value = int(given) if isinstance(given, str) else operator.index(given)
     except (TypeError, ValueError):
-        raise ConfigurationError(f"{name}: {text!r} is not a whole number >= {least}") from None
-    if value < least or isinstance(text, float):
-        raise ConfigurationError(f"{name}: {text!r} is not a whole number >= {least}")
+        raise ConfigurationError(f"{name}: {given!r} is not a whole number >= {least}") from None
+    if value < least or isinstance(given, bool):
+        raise ConfigurationError(f"{name}: {given!r} is not a whole number >= {least}")
     return value
+
+
+def _words(name: str, given: Any) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"{name}: {given!r} is not a list of words; write {name}=[{str(given)!r}]")
+    words = tuple(given)
+    if not all(isinstance(word, str) for word in words):
+        raise ConfigurationError(f"{name}: {given!r} is not a list of words")
+    return words
+
+
+def _yes_or_no(name: str, given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise ConfigurationError(f"{name}: {given!r} is not one of True, False")
+    return given
 
 
 def _positive_int(keyword: str, value: int | None, environ: Mapping[str, str], variable: str | None) -> int | None:
     if value is not None:
-        return _whole(keyword, value, least=1)
+        return whole(keyword, value, least=1)
     text = environ.get(variable, "") if variable else ""
-    return _whole(str(variable), text, least=1) if text else None
+    return whole(str(variable), text, least=1) if text else None
 
 
 def _positive_float(keyword: str, value: float | None, environ: Mapping[str, str], variable: str) -> float | None:
@@ -187,6 +207,6 @@ def _positive_float(keyword: str, value: float | None, environ: Mapping[str, str
         seconds = float(given)
     except (TypeError, ValueError):
         seconds = float("nan")
-    if not 0 < seconds < float("inf"):
+    if not 0 < seconds < float("inf") or isinstance(given, bool):
         raise ConfigurationError(f"{name}: {given!r} is not a number of seconds > 0")
     return seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -32,6 +33,7 @@ from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.layout import StepName
+from trainer_runtime.contract.manifest import digest
 from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Fenced, Refused, SaveFailed, StoreUnavailable
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.store.posix import PosixStore
@@ -412,3 +414,41 @@ def test_attempts_without_a_fence_of_their_own_cannot_commit(store: PosixStore) 
         shutil.rmtree(store_root(store) / RUN / "fences")
         (result,) = attempt.save(1, [state(1.0)])
     assert isinstance(result.error, StoreUnavailable)
+
+
+def test_a_checkpoint_that_nobody_could_read_is_not_committed(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        attempt.saved(1, [state(1.0)])
+        (result,) = attempt.save(2, [state(2.0)], tags=(5,))  # type: ignore[arg-type]  # a wrong type is the point
+        assert isinstance(result.error, SaveFailed)
+        assert "its manifest could not be read again: Manifest.tags[0]: 5 is not a str" in str(result.error)
+    assert read_inventory(store, RUN).lineage.on == (StepName(1, 1),)
+
+
+def written_by_a_newer_version(store: PosixStore, record: CheckpointRecord) -> Path:
+    """Make a checkpoint one of the next major version, whole and sealed."""
+    path = directory_of(store, record) / "manifest.json"
+    document = {**json.loads(path.read_text()), "version": "2.0", "self_sha256": ""}
+    seal = digest(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
+    path.write_text(json.dumps({**document, "self_sha256": seal}, sort_keys=True, separators=(",", ":")))
+    return path
+
+
+def test_a_newer_versions_checkpoint_is_refused_and_no_older_one_is_taken_instead(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        attempt.saved(1, [state(1.0)])
+        written_by_a_newer_version(store, attempt.saved(2, [state(2.0)]))
+    with pytest.raises(Refused, match=r"0000000002-00000001: written by another version of rtj: .*'2\.0'.*this side speaks 1\.x"):
+        open_world([store])
+    assert propose_deletions(store, RUN, Keep(last=1), None, now=1e12) == ()
+
+
+def test_a_damaged_version_number_is_damage(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        attempt.saved(1, [state(1.0)])
+        path = written_by_a_newer_version(store, attempt.saved(2, [state(2.0)]))
+    path.write_text(path.read_text().replace('"version":"2.0"', '"version":"3.0"'))
+    (opened,) = open_world([store])
+    assert opened.resume is not None
+    assert opened.resume.step == 1
+    assert "self_sha256" in opened.passed_over[0]

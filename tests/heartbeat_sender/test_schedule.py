@@ -91,6 +91,16 @@ def test_beats_are_numbered_one_by_one() -> None:
     assert [composer.compose(STATE, 1.0).sequence for _ in range(3)] == [1, 2, 3]
 
 
+def test_the_message_of_a_failure_is_cut_to_what_a_beat_can_hold() -> None:
+    failure = dataclasses.replace(REPORT, message="ü" * MAX_BODY_BYTES)
+    body = to_body(Composer("job", "pod").compose(dataclasses.replace(STATE, failure=failure), 1.0))
+    told = loads(Beat, body).failure
+    assert len(body) <= MAX_BODY_BYTES
+    assert told is not None
+    assert told.message
+    assert dataclasses.replace(told, message="") == dataclasses.replace(REPORT, message="")
+
+
 def test_a_beat_that_is_too_long_loses_details_but_never_the_failure() -> None:
     big = dataclasses.replace(
         STATE,

@@ -201,9 +201,11 @@ def test_half_an_environment_is_refused_by_name(server: BeatServer) -> None:
         start(environ)
 
 
-def test_an_address_without_tls_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="RTJ_HEARTBEAT_URL: 'http://x' is not https"):
-        Poster("http://x", "t", "c")
+@pytest.mark.parametrize("url", ["http://x", "https://", "https://x:99999", "https://x:abc", "x"])
+def test_an_address_that_is_none_is_refused_before_a_sender_is_started(server: BeatServer, url: str) -> None:
+    for refuse in (lambda: Poster(url, "t", "c"), lambda: start({**server.environ, "RTJ_HEARTBEAT_URL": url})):
+        with pytest.raises(ConfigurationError, match=f"RTJ_HEARTBEAT_URL: '{url}' is not https"):
+            refuse()
 
 
 def test_a_server_of_another_authority_gets_no_token(server: BeatServer, tmp_path: Path) -> None:

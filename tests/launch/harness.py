@@ -86,8 +86,9 @@ class Launcher:
         environ: Mapping[str, str] | None = None,
         assignment: Assignment | None = None,
         channel: bool = False,
+        shell: str = "",
     ) -> Running:
-        """Start rtj-run on ``script``, which finds ``folder`` as its working directory."""
+        """Start rtj-run on ``script``, which finds ``folder`` as its working directory. ``shell``: what sh does with the command."""
         number = len(self.started)
         path = self.folder / f"train-{number}.py"
         path.write_text(textwrap.dedent(CHANNEL_SCRIPT if channel else "") + textwrap.dedent(script))
@@ -103,8 +104,9 @@ class Launcher:
         if assignment is not None:
             variables["RTJ_ASSIGNMENT"] = dumps(assignment)
         variables |= environ or {}
+        command = [sys.executable, "-P", "-m", "trainer_runtime.launch.main", *options, str(path), *arguments]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainer_runtime.launch.main", *options, str(path), *arguments],
+            ["sh", "-c", shell, "sh", *command] if shell else command,
             cwd=self.folder,
             env=variables,
             stdin=subprocess.DEVNULL,

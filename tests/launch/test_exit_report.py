@@ -102,6 +102,16 @@ OUTCOMES = {
     "refused": (attempt(said(0, Outcome.REFUSED, code=77), said(1, Outcome.REFUSED, code=77)), Outcome.REFUSED, 77),
     "store away": (attempt(said(0, Outcome.STORE_UNAVAILABLE, code=81)), Outcome.STORE_UNAVAILABLE, 81),
     "fenced, and the others fell over it": (attempt(said(0, Outcome.FENCED, code=79), raised(1, 6.0, PEER_CLOSED)), Outcome.FENCED, 79),
+    "ranks so short that nobody saw them, and torchrun says that they ended well": (
+        AttemptEnd(3, 1, local_world_size=2, torchrun_code=0, ranks=(died(1, 8.0, 0),)),
+        Outcome.DONE,
+        0,
+    ),
+    "a rank that nobody saw, while torchrun was killed": (
+        AttemptEnd(3, 1, local_world_size=2, torchrun_code=-9, ranks=(died(1, 8.0, 0),)),
+        Outcome.FAILED,
+        137,
+    ),
     "torchrun never started a rank": (
         AttemptEnd(3, 1, torchrun_code=1, torchrun_error="RendezvousConnectionError: no route"),
         Outcome.FAILED,

@@ -86,6 +86,7 @@ def test_rtj_runs_own_options_come_first(arguments: list[str], expected: Command
 BAD_LINES = {
     "no script": (["--standalone"], "training_script: missing"),
     "restarts of no number": (["--standalone", "--restarts=many", "t.py"], "--restarts: 'many' is not a number"),
+    "restarts in a figure that is no digit": (["--standalone", "--restarts", "²", "t.py"], "--restarts: '²' is not a number"),
     "restarts without a value": (["--standalone", "--restarts"], "--restarts: '' is not a number"),
 }
 
@@ -106,6 +107,7 @@ def test_without_an_assignment_it_is_attempt_1_of_one_worker() -> None:
     assert (orders.attempt, orders.worker_index, orders.assignment, orders.grace_seconds) == (1, 0, None, 30.0)
 
 
-def test_a_grace_that_is_no_number_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="RTJ_GRACE_SECONDS: 'soon' is not a number"):
-        read_orders({"RTJ_GRACE_SECONDS": "soon"})
+@pytest.mark.parametrize("grace", ["soon", "", "-1", "nan", "inf", "1e400"])
+def test_a_grace_that_is_no_number_is_named(grace: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"RTJ_GRACE_SECONDS: '{grace}' is not a number of seconds, 0 or more"):
+        read_orders({"RTJ_GRACE_SECONDS": grace})

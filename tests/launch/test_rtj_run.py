@@ -244,3 +244,11 @@ def test_the_images_own_sitecustomize_still_runs(launcher: Launcher) -> None:
     )
     assert run.wait() == 0
     assert b"own sitecustomize ran" in run.out
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_it_runs_with_standard_streams_closed(launcher: Launcher, closed: str) -> None:
+    run = launcher.start("print('said by the rank')", shell=f'exec "$@" {closed}')
+    assert run.wait() == 0
+    assert run.report.outcome is Outcome.DONE
+    assert (b"said by the rank" in run.out) is (">&-" not in closed.split())

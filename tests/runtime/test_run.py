@@ -1,47 +1,22 @@
 from __future__ import annotations
 
 import json
-import signal
+import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import trainer_runtime as tr
-from tests.runtime.launching import run_script
+from tests.runtime.endings import exit_of
+from tests.runtime.launching import LAUNCH_SECONDS, clean_environment, run_script
 from tests.runtime.training import Training, steps_in
 from trainer_runtime.contract.assignment import Assignment
 from trainer_runtime.contract.codec import dumps, loads
-from trainer_runtime.contract.environment import RESERVED_NAMES, RESERVED_PREFIXES
 from trainer_runtime.contract.manifest import Manifest
 from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Refused, SaveFailed, StoreUnavailable
-
-
-@pytest.fixture(autouse=True)
-def own_process_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No environment of a launcher, and what attach() changes in the process is put back."""
-    import os
-
-    for name in list(os.environ):
-        if name.startswith(RESERVED_PREFIXES) or name in RESERVED_NAMES:
-            monkeypatch.delenv(name)
-    hook, handler = sys.excepthook, signal.getsignal(signal.SIGTERM)
-    yield
-    sys.excepthook = hook
-    signal.signal(signal.SIGTERM, handler)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
-
-
-def exit_of(problem: pytest.ExceptionInfo[SystemExit]) -> tuple[Any, type[BaseException] | None]:
-    return problem.value.code, type(problem.value.__cause__) if problem.value.__cause__ else None
 
 
 def test_a_second_process_goes_on_where_the_first_one_ended(store: Path) -> None:
@@ -149,9 +124,11 @@ def test_steps_of_another_shape_count_and_save_alike(store: Path) -> None:
 
 def test_a_step_that_takes_no_batch_of_the_data_is_refused(store: Path) -> None:
     training = Training(store)
-    with pytest.raises(ConfigurationError, match=r"run\.next_batch"), training.run.step():
+    with pytest.raises(SystemExit) as problem, training.run.step():
         pass
     training.run.close()
+    assert exit_of(problem) == (78, ConfigurationError)
+    assert "run.next_batch" in str(problem.value.__cause__)
 
 
 def test_a_loop_without_data_gets_step_numbers(store: Path) -> None:
@@ -247,18 +224,6 @@ def test_a_final_save_that_fails_is_the_runs_failure(store: Path) -> None:
     training.run.close()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"), [({}, "max_steps, epochs"), ({"max_steps": 1, "micro_batches": 0}, "micro_batches: 0")], ids=str
-)
-def test_a_loop_without_sense_is_refused(store: Path, arguments: dict[str, int], message: str) -> None:
-    training = Training(store)
-    with pytest.raises(ConfigurationError, match=message):
-        training.run.steps(**arguments)
-    with pytest.raises(ConfigurationError, match="phase: 'lunch' is not one of compile, eval"), training.run.phase("lunch"):
-        pass
-    training.run.close()
-
-
 SCRIPT = """
 import os, signal, sys
 import trainer_runtime as tr
@@ -309,3 +274,17 @@ def test_a_save_in_flight_when_the_loop_is_left_is_finished_before_the_process_e
     assert ended.returncode == 0, ended.stderr
     assert steps_in(tmp_path / "store") == [7]
     assert json.loads(next((tmp_path / "store/default/steps").glob("*/verified.json")).read_text())["level"]
+
+
+LAST_ACTS = {
+    "refused": ("training.run.phase('lunch').__enter__()", 78),
+    "the save in flight at the end fails": ("os.remove('store/default/fences/00000001'); training.run.save()", 1),
+}
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(("last_act", "code"), LAST_ACTS.values(), ids=LAST_ACTS)
+def test_the_exit_code_does_not_depend_on_who_reads_the_message(tmp_path: Path, closed: str, last_act: str, code: int) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(at_step_7="break") + last_act)
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "script.py"]
+    assert subprocess.run(command, cwd=tmp_path, env=clean_environment(), timeout=LAUNCH_SECONDS, check=False).returncode == code

@@ -114,10 +114,12 @@ def test_another_world_size_goes_on_at_the_same_sample() -> None:
     [
         ({"dataset_len": 0, "batch_size": 1}, "dataset_len 0"),
         ({"dataset_len": 5, "batch_size": 0}, "batch_size 0"),
+        ({"dataset_len": "5", "batch_size": 1}, "dataset_len '5' is not a whole number"),
+        ({"dataset_len": 5, "batch_size": 0.5}, "batch_size 0.5 is not a whole number"),
         ({"dataset_len": 5, "batch_size": 1, "rank": 2, "world": 2}, "rank 2 in 0..1"),
         ({"dataset_len": 5, "batch_size": 3, "rank": 0, "world": 2, "drop_last": True}, "leaves nothing"),
     ],
-    ids=["no samples", "no batch", "rank outside", "everything dropped"],
+    ids=["no samples", "no batch", "samples in words", "half a batch", "rank outside", "everything dropped"],
 )
 def test_a_sampler_that_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

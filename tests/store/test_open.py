@@ -31,3 +31,10 @@ def test_only_a_default_place_is_made(tmp_path: Path) -> None:
 def test_another_url_is_refused_with_what_is_supported(url: str) -> None:
     with pytest.raises(ConfigurationError, match="store: .*file:///absolute/path"):
         open_store(url)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/rtj"], ids=["a file", "below a file", "where nothing can be made"])
+def test_a_place_that_cannot_be_made_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(StoreUnavailable, match=f"{place}: this directory for checkpoints cannot be made: "):
+        open_store((tmp_path / place).as_uri(), create=True)

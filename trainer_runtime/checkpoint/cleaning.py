@@ -18,7 +18,7 @@ from trainer_runtime.checkpoint.lineage import lineage_of
 from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, propose
 from trainer_runtime.contract.assignment import Keep, ResumePoint
 from trainer_runtime.contract.layout import MANIFEST, STEPS, TMP, TRASH, StepName, step_path
-from trainer_runtime.errors import CheckpointDamaged
+from trainer_runtime.errors import CheckpointDamaged, Refused
 from trainer_runtime.store.base import NotInStore, Store
 
 TRASH_SECONDS: Final = 24 * 3600.0
@@ -44,7 +44,7 @@ def read_held(store: Store, run: str, now: float) -> tuple[Held, ...]:
             continue
         try:
             tagged = bool(read_manifest(store, reference).tags)
-        except CheckpointDamaged:
+        except (CheckpointDamaged, Refused):
             tagged = True
         age = now - store.modified_at(reference.directory)
         held.append(Held(name, name in lineage.on, is_verified(store, reference), tagged, age))

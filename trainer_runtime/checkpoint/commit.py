@@ -16,9 +16,9 @@ import torch
 from trainer_runtime.checkpoint.documents import find_index_fault
 from trainer_runtime.checkpoint.fences import require_ownership
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.contract.codec import loads
+from trainer_runtime.contract.codec import ContractError, loads
 from trainer_runtime.contract.layout import MANIFEST, StepName, step_path
-from trainer_runtime.contract.manifest import IndexEntry, JobIdentity, Manifest, Parent, RankIndex, digest
+from trainer_runtime.contract.manifest import IndexEntry, JobIdentity, Manifest, Parent, RankIndex, digest, parse_manifest
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.store.base import AlreadyInStore, Store
 
@@ -60,6 +60,10 @@ def commit(store: Store, run: str, staging: str, writer: Writer, about: About, i
     if fault is not None:
         raise SaveFailed(f"step {about.step} is not committed: {fault}")
     manifest = _manifest(run, writer, about, indexes, index_bytes)
+    try:
+        parse_manifest(manifest)
+    except ContractError as error:  # what no reader could read must not be committed
+        raise SaveFailed(f"step {about.step} is not committed: its manifest could not be read again: {error}") from error
     name = StepName(about.step, writer.attempt)
     require_ownership(store, run, writer.attempt, writer.job.uid)
     try:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from trainer_runtime.checkpoint.image import Placed
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.tiling import find_tiling_fault
-from trainer_runtime.contract.codec import ContractError, loads
+from trainer_runtime.contract.codec import ContractError, ForeignVersion, loads
 from trainer_runtime.contract.layout import MANIFEST, VERIFIED, StepName, rank_index_path
 from trainer_runtime.contract.manifest import FileEntry, Manifest, RankIndex, TensorEntry, VerifiedMark, digest, parse_manifest
+from trainer_runtime.errors import Refused
 from trainer_runtime.store.base import NotInStore, Store
 
 
@@ -47,9 +48,12 @@ def is_verified(store: Store, reference: Reference) -> bool:
 
 
 def read_manifest(store: Store, reference: Reference) -> Manifest:
-    """Return the manifest. Raises CheckpointDamaged when it is missing, is not the one the reference names, or names another checkpoint."""
+    """Return the manifest. Raises CheckpointDamaged when it is missing, is not the one the reference names, or names another checkpoint;
+    Refused when it is whole and of a format that this version of rtj cannot read: that is never a reason to take an older one."""
     try:
         manifest = parse_manifest(store.read(f"{reference.directory}/{MANIFEST}"), reference.manifest_sha256)
+    except ForeignVersion as error:
+        raise Refused(f"{reference.uri}: written by another version of rtj: {error}; use an image with the one that wrote it") from error
     except (NotInStore, ContractError) as error:
         raise reference.damaged(MANIFEST, str(error)) from error
     if (manifest.step, manifest.attempt) != (reference.name.step, reference.name.attempt):
@@ -58,7 +62,7 @@ def read_manifest(store: Store, reference: Reference) -> Manifest:
 
 
 def read_documents(store: Store, reference: Reference) -> Documents:
-    """Return manifest and indexes, with every tensor's tiling proven. Raises CheckpointDamaged."""
+    """Return manifest and indexes, with every tensor's tiling proven. Raises CheckpointDamaged, and Refused as `read_manifest` does."""
     manifest = read_manifest(store, reference)
     indexes = []
     for entry in manifest.indexes:

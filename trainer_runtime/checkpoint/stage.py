@@ -88,13 +88,16 @@ class Stage:
         require_memory(size - held, "staging a checkpoint")
         self._view = None
         self._memory = None
-        descriptor = os.memfd_create("rtj-stage", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(descriptor, size)
-            # MAP_POPULATE touches every page now, in one call of the kernel
-            self._memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        finally:
-            os.close(descriptor)
+            descriptor = os.memfd_create("rtj-stage", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(descriptor, size)
+                # MAP_POPULATE touches every page now, in one call of the kernel
+                self._memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            finally:
+                os.close(descriptor)
+        except OSError as error:  # a limit of the process's own (ulimit -v, -f, -n) that require_memory does not know
+            raise SaveFailed(f"staging a checkpoint needs {size} bytes of shared memory: {error.strerror}; see ulimit -a") from error
         self._view = memoryview(self._memory)
 
     def _write_headers(self, plan: SavePlan) -> None:

@@ -65,8 +65,8 @@ class Composer:
 
 
 def to_body(beat: Beat) -> bytes:
-    """Return the beat's JSON in at most MAX_BODY_BYTES. Proposals go first, then old inventory, then late evidence: phase, failure
-    and records decide what happens next and are never left out."""
+    """Return the beat's JSON in at most MAX_BODY_BYTES. Proposals go first, then old inventory, then late evidence, then the end
+    of the failure's message: phase, failure and records decide what happens next and are never left out."""
     body = dumps(beat).encode()
     while len(body) > MAX_BODY_BYTES and (beat.delete_proposals or beat.inventory or beat.evidence):
         if beat.delete_proposals:
@@ -75,5 +75,9 @@ def to_body(beat: Beat) -> bytes:
             beat = dataclasses.replace(beat, inventory=beat.inventory[: len(beat.inventory) // 2])
         else:
             beat = dataclasses.replace(beat, evidence=beat.evidence[: len(beat.evidence) // 2])
+        body = dumps(beat).encode()
+    while len(body) > MAX_BODY_BYTES and beat.failure is not None and beat.failure.message:
+        failure = dataclasses.replace(beat.failure, message=beat.failure.message[: len(beat.failure.message) // 2])
+        beat = dataclasses.replace(beat, failure=failure)
         body = dumps(beat).encode()
     return body

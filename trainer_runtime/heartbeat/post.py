@@ -30,16 +30,23 @@ class PostFailed(Exception):
         self.retry_after = retry_after
 
 
+def take_apart(url: str) -> tuple[str, int, str]:
+    """Return host, port and path of the beats at ``url``. Raises ConfigurationError unless it is ``https://host[:port]``."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or 443
+    except ValueError as error:
+        raise ConfigurationError(f"RTJ_HEARTBEAT_URL: {url!r} is not https://host[:port]: {error}") from error
+    if parts.scheme != "https" or not parts.hostname:
+        raise ConfigurationError(f"RTJ_HEARTBEAT_URL: {url!r} is not https://host[:port]")
+    return parts.hostname, port, parts.path.rstrip("/") + BEAT_PATH
+
+
 class Poster:
     """Posts beats to ``url``, an ``https://`` address without the path of the beats. Raises ConfigurationError for any other."""
 
     def __init__(self, url: str, token_file: str, ca_file: str, request_seconds: float = REQUEST_SECONDS) -> None:
-        parts = urlsplit(url)
-        if parts.scheme != "https" or not parts.hostname:
-            raise ConfigurationError(f"RTJ_HEARTBEAT_URL: {url!r} is not https://host[:port]")
-        self._host: Final = parts.hostname
-        self._port: Final = parts.port or 443
-        self._path: Final = parts.path.rstrip("/") + BEAT_PATH
+        self._host, self._port, self._path = take_apart(url)
         self._token_file = token_file
         self._ca_file = ca_file
         self._seconds = request_seconds

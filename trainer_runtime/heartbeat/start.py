@@ -19,6 +19,7 @@ from trainer_runtime.contract import environment
 from trainer_runtime.contract.codec import ContractError, dumps, loads
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.heartbeat.lines import NewestLine
+from trainer_runtime.heartbeat.post import take_apart
 from trainer_runtime.heartbeat.state import Answer, WorkerState
 
 RESTART_SECONDS: Final = 5.0
@@ -153,10 +154,11 @@ class Handle:
 def start(environ: Mapping[str, str] = os.environ, on_answer: Callable[[Answer], None] | None = None) -> Handle | None:
     """Start a sender, or return None without RTJ_HEARTBEAT_URL (no operator). ``on_answer`` is called in a thread of the handle.
 
-    Raises ConfigurationError, naming the variables, when only some of what a sender needs is set.
+    Raises ConfigurationError, naming the variables, when only some of what a sender needs is set, or the URL is none.
     """
     if not environ.get(environment.HEARTBEAT_URL):
         return None
+    take_apart(environ[environment.HEARTBEAT_URL])
     missing = missing_variables(environ)
     if missing:
         raise ConfigurationError(f"{', '.join(missing)}: not set, but RTJ_HEARTBEAT_URL is; a beat needs all of them")

@@ -112,8 +112,11 @@ def conclude(end: AttemptEnd) -> ExitReport:
 
 
 def is_all_well(end: AttemptEnd) -> bool:
-    """Say whether every local rank ended well. One that was ended because another one left is well if that one had saved for all."""
-    if end.local_world_size is None or len(end.ranks) < end.local_world_size:
+    """Say whether every local rank ended well. One that was ended because another one left is well if that one had saved for all.
+
+    A rank that was over before anybody saw it ended well if torchrun says so, whose code is 0 only after 0 of each rank.
+    """
+    if end.local_world_size is None or (len(end.ranks) < end.local_world_size and end.torchrun_code != 0):
         return False
     is_saved = any(rank.ending is not None and rank.ending.outcome is Outcome.PREEMPTED_SAVED for rank in end.ranks)
     return all(ended_well(rank) or (is_saved and _is_collateral(rank, end)) for rank in end.ranks)

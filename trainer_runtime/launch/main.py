@@ -6,6 +6,7 @@ rtj-run [--standalone [--restarts N]] [torchrun options] train.py …
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import signal
@@ -53,6 +54,7 @@ class CommandLine:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one worker; return its exit code (contract.ExitCode, or 128 + signal or the code of the rank that failed first)."""
+    _open_standard_streams()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -91,7 +93,7 @@ def parse_command_line(arguments: Sequence[str]) -> CommandLine:
         if rest and rest[0].partition("=")[0] == "--restarts":
             _name, has_value, value = rest.pop(0).partition("=")
             value = value if has_value else (rest.pop(0) if rest else "")
-            if not value.isdigit():
+            if not value.isdecimal():
                 raise ConfigurationError(f"--restarts: {value!r} is not a number of restarts, 0 or more")
             restarts = int(value)
     if not rest:
@@ -104,8 +106,10 @@ def read_orders(environ: Mapping[str, str]) -> Orders:
     grace = environ.get(environment.GRACE_SECONDS, str(DEFAULT_GRACE_SECONDS))
     try:
         grace_seconds = float(grace)
-    except ValueError as error:
-        raise ConfigurationError(f"{environment.GRACE_SECONDS}: {grace!r} is not a number of seconds") from error
+    except ValueError:
+        grace_seconds = math.nan
+    if not 0 <= grace_seconds < math.inf:
+        raise ConfigurationError(f"{environment.GRACE_SECONDS}: {grace!r} is not a number of seconds, 0 or more")
     text = environ.get(environment.ASSIGNMENT)
     assignment = None
     if text:
@@ -134,6 +138,13 @@ def write_report(report: ExitReport, environ: Mapping[str, str]) -> None:
     except OSError as error:
         # The operator still has the exit code, and the beat if there was one.
         log.error("rtj: the exit report cannot be written to %s: %s", path, error)
+
+
+def _open_standard_streams() -> None:
+    """Put /dev/null where the caller closed 0, 1 or 2: a pipe or socket of ours would get that number, and the ranks' output with it."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 def _run(command: CommandLine, orders: Orders, events: Events, sender: Handle | None) -> int:

@@ -8,6 +8,7 @@ break it. What cannot promise an exact resume is refused by name. It does not lo
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol
@@ -44,22 +45,22 @@ class ResumableSampler(Sampler[list[int]]):
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> None:
-        self.dataset_len = dataset_len
-        self.batch_size = batch_size
-        self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
-        self.world = int(os.environ.get("WORLD_SIZE", "1")) if world is None else world
-        self.seed = seed
+        self.dataset_len = _whole("dataset_len", dataset_len)
+        self.batch_size = _whole("batch_size", batch_size)
+        self.rank = _whole("rank", int(os.environ.get("RANK", "0")) if rank is None else rank)
+        self.world = _whole("world", int(os.environ.get("WORLD_SIZE", "1")) if world is None else world)
+        self.seed = _whole("seed", seed)
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.epoch = 0
         self.cursor = 0
         """Samples of this epoch, over all ranks, that finished steps have used."""
-        if dataset_len < 1 or batch_size < 1 or not 0 <= self.rank < self.world:
+        if self.dataset_len < 1 or self.batch_size < 1 or not 0 <= self.rank < self.world:
             raise ConfigurationError(
                 f"ResumableSampler: dataset_len {dataset_len} and batch_size {batch_size} must be >= 1, "
                 f"rank {self.rank} in 0..{self.world - 1}"
             )
-        if drop_last and dataset_len < self.world * batch_size:
+        if drop_last and self.dataset_len < self._stride:
             raise ConfigurationError(f"ResumableSampler: drop_last leaves nothing of {dataset_len} samples for {self.world} x {batch_size}")
 
     @property
@@ -125,6 +126,10 @@ class DataSource(Protocol):
     def exact(self) -> bool:
         """False: allowed by the user although it cannot promise its position."""
 
+    @property
+    def gives_again(self) -> bool:
+        """Whether its position counts finished steps alone, so that a new iterator gives again what no step used."""
+
     def iterate(self) -> Iterator[Any]:
         """Open the iterator of the present epoch at the present position."""
 
@@ -151,6 +156,7 @@ class SamplerSource:
     """A DataLoader whose batch sampler is ours. The position is one value for all ranks."""
 
     exact = True
+    gives_again = True
 
     def __init__(self, loader: DataLoader[Any], sampler: ResumableSampler) -> None:
         self._loader, self._sampler = loader, sampler
@@ -194,6 +200,7 @@ class StatefulSource:
     """Any iterable with ``state_dict`` and ``load_state_dict``. Its position is each rank's own."""
 
     exact = True
+    gives_again = False
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -231,6 +238,7 @@ class StepCounter:
     """No data given: the loop gets the number of the step it makes, and the script draws its batch from that."""
 
     exact = True
+    gives_again = True
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -262,6 +270,7 @@ class UnpromisedSource:
     """An iterable whose position cannot be kept, used because the user allowed it. A resume begins its epoch anew."""
 
     exact = False
+    gives_again = False
 
     def __init__(self, data: Iterable[Any]) -> None:
         self._data = data
@@ -333,6 +342,14 @@ def _find_problem(data: Any) -> str | None:
     if getattr(data, "generator", None) is not None and getattr(data, "num_workers", None) == 0:
         return f"{name} has a generator and num_workers=0, which is known to order the next epoch wrongly after a resume"
     return None
+
+
+def _whole(name: str, value: Any) -> int:
+    """Return a plain int, so that a numpy number does not find its way into a manifest."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigurationError(f"ResumableSampler: {name} {value!r} is not a whole number") from None
 
 
 def _describe_dataset(dataset: Any) -> dict[str, Any]:

@@ -29,6 +29,8 @@ from trainer_runtime.state.strict import Allow, Difference
 _RNG = "rng"
 _GRADIENTS = "gradients"
 _RUN = "run"
+_TAKEN = (_RNG, _GRADIENTS)
+"""Names of our own beside those of the script's objects: one under such a keyword would be overwritten."""
 
 
 class Source(Protocol):
@@ -72,6 +74,8 @@ class TrainingState:
         self._schedulers: dict[str, Any] = {}
         self._stateful: dict[str, Any] = {}
         optimizers: dict[str, Optimizer] = {}
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(f"model: a {type(model).__qualname__} is not a torch.nn.Module")
         for keyword, value in more.items():
             self._sort(keyword, value, optimizers)
         self._optimizers = self._name_optimizers(optimizers)
@@ -102,6 +106,11 @@ class TrainingState:
         """
         stepped, self._stepped = self._stepped, False
         return stepped or not self._optimizers or not self._kept_gradients()
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether some optimizer stepped since the last boundary."""
+        return self._stepped
 
     def not_saved(self) -> tuple[str, ...]:
         """Return what the objects hold and a checkpoint does not, for the manifest."""
@@ -199,6 +208,8 @@ class TrainingState:
         elif isinstance(value, torch.Generator):
             self._generators[keyword] = value
         elif callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+            if keyword in _TAKEN:
+                raise ConfigurationError(f"{keyword}: a checkpoint holds something else under this name; take another keyword")
             kind = self._schedulers if keyword == "scheduler" or isinstance(value, (LRScheduler, ReduceLROnPlateau)) else self._stateful
             kind[keyword] = value
         else:

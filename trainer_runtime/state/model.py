@@ -71,14 +71,15 @@ def model_leaves(model: nn.Module, world: World, prefix: str = "model") -> tuple
 
     In a world of several ranks buffers are each rank's own, even under DDP: it broadcasts rank 0's at the *start* of a forward, so between
     two steps they differ.
-    Raises ConfigurationError for a tensor without storage (meta device).
+    Raises ConfigurationError for a tensor that cannot be filled in place: one without memory, or whose elements share it.
     """
     replicated = replicated_parameters(model, world)
     leaves: list[Leaf] = []
     seen: dict[Any, str] = {}
     for name, tensor, is_parameter in _tensors(model):
-        if tensor.is_meta:
-            raise ConfigurationError(f"model: {name} lies on the meta device and has no values; materialise the model before attach()")
+        fault = _find_fault(tensor)
+        if fault is not None:
+            raise ConfigurationError(f"{prefix}: {name} {fault}")
         if hasattr(tensor, "__tensor_flatten__"):
             raise ConfigurationError(f"model: {name} is a {type(tensor).__name__}; sharded and quantised tensors cannot be saved yet")
         is_shared = id(tensor) in replicated if is_parameter else world.size == 1
@@ -135,6 +136,18 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 yield f"{prefix}{name}", buffer, False
+
+
+def _find_fault(tensor: torch.Tensor) -> str | None:
+    if tensor.is_meta:
+        return "lies on the meta device and has no values; materialise the model before attach()"
+    if tensor.layout is not torch.strided:
+        return f"is a {tensor.layout} tensor; only dense ones can be saved: keep its indices and values as tensors of their own"
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return "is an expanded tensor, whose elements share memory and cannot be restored one by one; register a clone() of it"
+    if tensor.is_conj() or tensor.is_neg():
+        return "is a view that negates what lies in memory; register resolve_conj().resolve_neg() of it"
+    return None
 
 
 def _has_extra_state(module: nn.Module) -> bool:

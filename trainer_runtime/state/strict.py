@@ -138,6 +138,8 @@ def describe_files(path: str | Path | None) -> dict[str, str] | None:
     """Return the SHA-256 of a file, or of every file below a directory, by relative name: ``attach(tokenizer=path)``."""
     if path is None:
         return None
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigurationError(f"tokenizer: a {type(path).__qualname__} is not a path; give the file or directory it was loaded from")
     root = Path(path)
     if not root.exists():
         raise ConfigurationError(f"tokenizer: {root} does not exist")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.errors import ConfigurationError, StoreUnavailable
 from trainer_runtime.store.base import Store
 from trainer_runtime.store.posix import PosixStore
 
@@ -28,5 +28,8 @@ def open_store(url: str, *, create: bool = False) -> Store:
     if parts.netloc or parts.query or parts.fragment or not path.is_absolute():
         raise ConfigurationError(f"store: {url!r} is not {SUPPORTED}: three slashes, then an absolute path and nothing after it")
     if create:
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"{path}: this directory for checkpoints cannot be made: {error.strerror}") from error
     return PosixStore(path, url)
