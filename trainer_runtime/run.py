@@ -265,6 +265,7 @@ class Run:
                 break
             self._end_turn()
         self._in_turn = False
+        self._restore_rng()  # a run that is resumed at its end fetches nothing, and is to end like one that was not
         with self._exits():
             self._conductor.finish(self.global_step, self._run_state())
         self._finished = True

@@ -124,7 +124,7 @@ def test_a_worker_behind_a_partition_cannot_bring_its_checkpoints_back(stage: St
 def test_a_worker_that_trains_on_behind_a_partition_is_fenced_off_and_changes_nothing(stage: Stage) -> None:
     """A worker alone goes on committing, for its store is still there. What it committed before its successor's fence is the successor's to
     take up; after that fence it may commit nothing more."""
-    workload = Workload("tiny", steps=200, save_every=5, options=TINY.options)
+    workload = Workload("tiny", steps=400, save_every=5, options=TINY.options)
     plan = stage.plan("zombie", workload=workload, workers=1)
     job = stage.start(plan)
     job.wait("a checkpoint", has_checkpoint, START_SECONDS)

@@ -17,6 +17,18 @@ import torch
 from torch import Tensor, nn
 
 
+class Losses(list[float]):
+    """The loss of every step so far; part of a run's state, so that the series goes on after a resume."""
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """As `attach` wants it."""
+        return {"losses": list(self)}
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        """As `attach` wants it."""
+        self[:] = state["losses"]
+
+
 def of_tensor(tensor: Tensor) -> str:
     """SHA-256 over dtype, shape and bytes."""
     head = f"{tensor.dtype}{tuple(tensor.shape)}".encode()

@@ -47,6 +47,14 @@ def test_a_run_that_is_complete_does_nothing_more(store: Path) -> None:
     assert steps_in(store) == [4]
 
 
+def test_a_run_that_is_resumed_at_its_end_has_the_random_numbers_of_that_end(store: Path) -> None:
+    Training(store).train(4)
+    expected = torch.get_rng_state()
+    torch.manual_seed(99)
+    Training(store).train(4)
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
 def test_epochs_end_the_loop_too(store: Path) -> None:
     training = Training(store)
     count = sum(1 for _ in training.run.steps(epochs=2))

@@ -73,16 +73,6 @@ class GPT(nn.Module):
         return logits
 
 
-class Losses(list[float]):
-    """The loss of every step so far; part of the run's state, so that the series goes on after a resume."""
-
-    def state_dict(self) -> dict[str, list[float]]:
-        return {"losses": list(self)}
-
-    def load_state_dict(self, state: dict[str, list[float]]) -> None:
-        self[:] = state["losses"]
-
-
 def seed_everything(seed: int) -> None:
     """Seed every generator that a library might draw from."""
     random.seed(seed)
@@ -109,7 +99,7 @@ def main() -> None:
     text = SourceText(options.text, options.text_bytes)
     sampler = tr.ResumableSampler(len(text), batch_size=options.batch, seed=0)
     loader = DataLoader(text, batch_sampler=sampler)
-    losses = Losses()
+    losses = digest.Losses()
 
     with tr.attach(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, losses=losses) as run:
         for inputs, targets in run.steps(max_steps=options.steps):

@@ -47,8 +47,8 @@ def main() -> None:
     sampler = tr.ResumableSampler(len(data), batch_size=4, seed=0)
     loader = DataLoader(data, batch_sampler=sampler)
 
-    losses: list[float] = []
-    with tr.attach(model=model, optimizer=optimizer, scheduler=scheduler, data=loader) as run:
+    losses = digest.Losses()
+    with tr.attach(model=model, optimizer=optimizer, scheduler=scheduler, data=loader, losses=losses) as run:
         for inputs, targets in run.steps(max_steps=options.steps):
             began = time.monotonic()
             loss: Tensor = nn.functional.mse_loss(model(inputs), targets)
@@ -62,7 +62,7 @@ def main() -> None:
                 print(f"step {run.global_step + 1} loss {losses[-1]:.4f}", flush=True)
             time.sleep(max(0.0, options.step_seconds - (time.monotonic() - began)))
     if options.digest_out:
-        digest.write(options.digest_out, dist.get_rank(), network, optimizer, scheduler, sampler, losses[-1:])
+        digest.write(options.digest_out, dist.get_rank(), network, optimizer, scheduler, sampler, losses)
     dist.destroy_process_group()
 
 
