@@ -12,7 +12,7 @@ from rtj_operator.cluster.lease import Lease, LeaseLost
 
 pytestmark = pytest.mark.api
 
-SECONDS = 2
+SECONDS = 3
 """Short, so that an expiry can be waited for; the proportions are those of the default."""
 
 
