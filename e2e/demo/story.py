@@ -28,11 +28,11 @@ class Story:
 
     def wait_for_steps_worth_losing(self) -> int:
         """Wait until the present attempt has a verified checkpoint of its own and made a few steps more. Returns the step reached."""
-        attempt = int(self.job.status().get("attempt", 0))
 
         def ripe(status: dict[str, Any]) -> bool:
             newest = status.get("checkpoint") or {}
-            return newest.get("attempt") == attempt and verified_step(status) > 0 and self._step() >= verified_step(status) + STEPS_TO_LOSE
+            is_its_own = newest.get("attempt") == status.get("attempt")
+            return is_its_own and verified_step(status) > 0 and self._step() >= verified_step(status) + STEPS_TO_LOSE
 
         self.job.wait("a verified checkpoint and steps after it", ripe, STEP_SECONDS, self.narrator.watch)
         return self._step()
