@@ -26,16 +26,16 @@ class Story:
     job: Job
     narrator: Narrator
 
-    def wait_for_steps_worth_losing(self) -> int:
-        """Wait until the present attempt has a verified checkpoint of its own and made a few steps more. Returns the step reached."""
+    def wait_for_steps_worth_losing(self) -> tuple[int, int]:
+        """Wait until an attempt has a verified checkpoint of its own and a few steps more. Returns the attempt and the step reached."""
 
         def ripe(status: dict[str, Any]) -> bool:
             newest = status.get("checkpoint") or {}
             is_its_own = newest.get("attempt") == status.get("attempt")
             return is_its_own and verified_step(status) > 0 and self._step() >= verified_step(status) + STEPS_TO_LOSE
 
-        self.job.wait("a verified checkpoint and steps after it", ripe, STEP_SECONDS, self.narrator.watch)
-        return self._step()
+        status = self.job.wait("a verified checkpoint and steps after it", ripe, STEP_SECONDS, self.narrator.watch)
+        return int(status["attempt"]), self._step()
 
     def _step(self) -> int:
         """The last step that the script itself printed."""
@@ -44,30 +44,30 @@ class Story:
 
     def cut_power(self, worker: int) -> Fault:
         """Power-cut the node of ``worker`` and wait for the recovery."""
-        step = self.wait_for_steps_worth_losing()
+        attempt, step = self.wait_for_steps_worth_losing()
         node = self.job.node(worker)
         self.narrator.say(f"[bold red]FAULT[/bold red]  power cut of {node}, the node of worker {worker}, at step {step}")
         done_at = time.time()
         self.job.cluster.driver.crash(node)
-        return self._recovered(f"power cut of {node}", done_at, step)
+        return self._recovered(f"power cut of {node}", done_at, attempt, step)
 
     def break_gpu(self, worker: int) -> Fault:
         """Let one rank of ``worker`` print an uncorrectable ECC error and die, and wait for the recovery."""
-        step = self.wait_for_steps_worth_losing()
+        attempt, step = self.wait_for_steps_worth_losing()
         node = self.job.node(worker)
         self.narrator.say(f"[bold red]FAULT[/bold red]  rank {worker} on {node} prints '{faults.ECC_LINE}' and dies, at step {step}")
         done_at = time.time()
         faults.kill_rank(self.job.cluster.driver, node, self.job.name, rank=worker, signal="ABRT", last_words=faults.ECC_LINE)
-        return self._recovered(f"ECC error on {node}", done_at, step)
+        return self._recovered(f"ECC error on {node}", done_at, attempt, step)
 
     def kill_rank(self, worker: int) -> Fault:
         """Kill the rank of ``worker`` (one process per worker) with SIGKILL, and wait for the recovery."""
-        step = self.wait_for_steps_worth_losing()
+        attempt, step = self.wait_for_steps_worth_losing()
         node = self.job.node(worker)
         self.narrator.say(f"[bold red]FAULT[/bold red]  SIGKILL of rank {worker} on {node}, at step {step}")
         done_at = time.time()
         faults.kill_rank(self.job.cluster.driver, node, self.job.name, rank=worker)
-        return self._recovered(f"SIGKILL of rank {worker}", done_at, step)
+        return self._recovered(f"SIGKILL of rank {worker}", done_at, attempt, step)
 
     def finish(self) -> dict[str, Any]:
         """Wait for the end. Raises AssertionError when the job failed."""
@@ -76,8 +76,7 @@ class Story:
             raise AssertionError(f"the job ended as {status.get('phase')}: {status.get('conditions')}")
         return status
 
-    def _recovered(self, name: str, done_at: float, step_before: int) -> Fault:
-        attempt = int(self.job.status()["attempt"])
+    def _recovered(self, name: str, done_at: float, attempt: int, step_before: int) -> Fault:
 
         def stepping(status: dict[str, Any]) -> bool:
             resumed = (status.get("resumedFrom") or {}).get("step", -1)
