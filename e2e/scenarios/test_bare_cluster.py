@@ -34,6 +34,7 @@ MOMENTS = {
 def no_cluster(tmp_path: Path) -> Iterator[BareCluster]:
     """A bare cluster that is not up yet, with its files in a directory of this test."""
     build(CLUSTER_TOOLS)
+    BareCluster().down()  # as `up` would: what an interrupted demo or an earlier run left is in the way
     cluster = BareCluster(tmp_path / "cluster")
     # Nothing of it is there yet; but this fails at once if somebody else's cluster is.
     cluster.down()
