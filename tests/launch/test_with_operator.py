@@ -80,13 +80,20 @@ def test_the_directive_stop_ends_healthy_ranks(launcher: Launcher, operator: Bea
 
 
 def test_the_directive_save_reaches_every_rank_once(launcher: Launcher, operator: BeatServer) -> None:
-    operator.respond = answer_phase(Phase.TRAIN, Directive.SAVE)  # type: ignore[assignment]
+    """Every rank that is connected then: both say so before the step is reported that the operator answers."""
+    operator.respond = lambda beat: Reply(Directive.SAVE if beat.step in (2, 3) else Directive.CONTINUE, 1.0)
     run = start(
         launcher,
         operator,
         """
-        assert client.wait(Save, 60) is not None
+        open(f"here-{rank}", "w").close()
+        deadline = time.monotonic() + 60
+        while not os.path.exists(f"here-{1 - rank}"):
+            assert time.monotonic() < deadline, "the other rank did not come"
+            time.sleep(0.05)
         client.send(Progress(rank, Phase.TRAIN, step=2))
+        assert client.wait(Save, 60) is not None
+        client.send(Progress(rank, Phase.TRAIN, step=3))
         assert client.wait(Save, 6) is None
         client.send(Ending(rank, Outcome.DONE))
         """,
