@@ -6,6 +6,7 @@ Nothing is kept in memory between calls: the state directory says all, so any pr
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -177,7 +178,7 @@ class BareCluster:
         dns.start(plane)
         for machine in machines:
             wait_until(
-                lambda machine=machine: self._is_ready(machine),  # type: ignore[misc]
+                functools.partial(self._is_ready, machine),
                 f"{machine.node.name} to be Ready",
                 READY_SECONDS,
                 machine.log_end,

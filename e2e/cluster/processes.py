@@ -7,6 +7,7 @@ moment leaves nothing behind that `down` cannot find.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -111,7 +112,12 @@ def kill(records: Sequence[Path]) -> None:
     for record in records:
         send(record, signal.SIGKILL)
     for record in records:
-        wait_until(lambda record=record: not is_running(record), f"the end of the process in {record} after SIGKILL", 10)  # type: ignore[misc]
+        wait_until(functools.partial(has_ended, record), f"the end of the process in {record} after SIGKILL", 10)
+
+
+def has_ended(record: Path) -> bool:
+    """Say whether the recorded process runs no more."""
+    return not is_running(record)
 
 
 def find_naming(path: Path) -> list[tuple[int, str]]:

@@ -8,7 +8,7 @@ from e2e.cluster.waiting import wait_until
 from e2e.install import NAMESPACE
 from e2e.jobs import condition, progress_step
 from e2e.scenarios.stage import FINISH_SECONDS, RECOVERY_SECONDS, START_SECONDS, Stage, has_checkpoint, is_complete, running_in_attempt
-from e2e.workloads.job import TINY, Workload
+from e2e.workloads.job import TINY, Manifest, Workload
 
 pytestmark = pytest.mark.e2e
 
@@ -70,8 +70,8 @@ def test_the_operator_comes_back_elsewhere_when_its_node_is_gone(stage: Stage, f
     """The job runs on other nodes and never restarts for it."""
     before = operator_pod(stage)
 
-    def keep_away(job: dict[str, object]) -> None:
-        spec = job["spec"]["template"]["spec"]  # type: ignore[index]
+    def keep_away(job: Manifest) -> None:
+        spec = job["spec"]["template"]["spec"]
         spec["affinity"]["nodeAffinity"] = {
             "requiredDuringSchedulingIgnoredDuringExecution": {
                 "nodeSelectorTerms": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,9 @@ from tests.decide.world import RUN, START, UID, record
 from trainer_runtime.contract.beat import CheckpointRecord, Level, RecordKey
 
 
-def status_with(*records: CheckpointRecord, starts: tuple[AttemptStart, ...] = (), **fields: object) -> JobStatus:
+def status_with(*records: CheckpointRecord, starts: tuple[AttemptStart, ...] = (), **fields: Any) -> JobStatus:
     """A status that took in these records."""
-    return ledger.merge(JobStatus(run=RunStatus(starts=starts), **fields), records, RUN, START)  # type: ignore[arg-type]
+    return ledger.merge(JobStatus(run=RunStatus(starts=starts), **fields), records, RUN, START)
 
 
 def test_levels_merge_upwards_only() -> None:

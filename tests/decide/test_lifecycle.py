@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -130,8 +131,8 @@ def test_nothing_happens_before_the_caches_are_full_and_to_a_job_that_is_deleted
         pytest.param({"template_check": TemplateCheck("unknown", "outage")}, "NotChecked", None, id="an API server that does not answer"),
     ],
 )
-def test_nothing_is_created_for(change: dict[str, object], reason: str, event: str | None) -> None:
-    world = World(**change)  # type: ignore[arg-type]
+def test_nothing_is_created_for(change: dict[str, Any], reason: str, event: str | None) -> None:
+    world = World(**change)
     plan = world.settle()
     assert (world.pods, world.service, world.status.attempt) == ({}, False, 0)
     assert world.condition("Valid")[1] == reason

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -121,10 +122,14 @@ def test_a_rotated_token_is_used_for_the_next_beat(server: BeatServer, sender: H
     assert server.tokens == ["token-1", "token-2"]
 
 
+def ends_in(phase: Phase, beats: Sequence[Beat]) -> bool:
+    return bool(beats) and beats[-1].phase is phase
+
+
 def test_the_connection_is_kept_between_beats(server: BeatServer, sender: Handle) -> None:
     for phase in (Phase.START, Phase.COMPILE, Phase.TRAIN, Phase.SAVE):
         sender.update(dataclasses.replace(STATE, phase=phase))
-        server.wait_for(lambda beats, phase=phase: bool(beats) and beats[-1].phase is phase, f"phase {phase}")  # type: ignore[misc]
+        server.wait_for(functools.partial(ends_in, phase), f"phase {phase}")
     assert server.connections == 1
 
 

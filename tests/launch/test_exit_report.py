@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,9 @@ def said(rank: int, outcome: Outcome, at: float = 5.0, code: int | None = 0, mes
     return RankEnd(rank, died_at_ns=int(at * SECOND), exit_code=code, ending=ending, ending_at_ns=int(at * SECOND), has_joined=True)
 
 
-def attempt(*ranks: RankEnd, **known: object) -> AttemptEnd:
+def attempt(*ranks: RankEnd, **known: Any) -> AttemptEnd:
     end = AttemptEnd(attempt=3, worker_index=1, ranks=ranks, local_world_size=len(ranks), torchrun_code=1)
-    return dataclasses.replace(end, **known)  # type: ignore[arg-type]
+    return dataclasses.replace(end, **known)
 
 
 FIRST = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 
@@ -191,7 +192,11 @@ def test_nothing_is_left_when_rtj_run_is_killed(launcher: Launcher) -> None:
     run.process.kill()
     run.wait()
     for pid in pids:
-        until(lambda pid=pid: not is_running(pid), f"the end of {pid}", seconds=10)  # type: ignore[misc]
+        until(functools.partial(has_ended, pid), f"the end of {pid}", seconds=10)
+
+
+def has_ended(pid: int) -> bool:
+    return not is_running(pid)
 
 
 def test_nothing_that_a_rank_started_is_left_after_its_end(launcher: Launcher) -> None:

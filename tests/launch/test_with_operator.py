@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.heartbeat_sender.beat_server import BeatServer
+from tests.heartbeat_sender.beat_server import BeatServer, Respond
 from tests.launch.harness import Launcher, Running, free_port
 from trainer_runtime.contract.assignment import Assignment
 from trainer_runtime.contract.beat import Beat, CheckpointRecord, Directive, Level, Phase, Reply, SaveFailure
@@ -25,7 +25,7 @@ def start(launcher: Launcher, operator: BeatServer, script: str, assignment: Ass
     return launcher.start(script, environ=operator.environ, assignment=assignment, channel=channel)
 
 
-def answer_phase(phase: Phase, directive: Directive) -> object:
+def answer_phase(phase: Phase, directive: Directive) -> Respond:
     """Return a respond function: ``directive`` to a beat of ``phase``, continue to every other."""
 
     def respond(beat: Beat) -> Reply:
@@ -58,7 +58,7 @@ def test_a_failed_worker_beats_its_report_until_it_is_told_to_stop(launcher: Lau
     assert failure.first_failure is not None
     assert failure.first_failure.exception == "ValueError: bad batch"
     assert run.process.poll() is None
-    operator.respond = answer_phase(Phase.STOPPED, Directive.STOP)  # type: ignore[assignment]
+    operator.respond = answer_phase(Phase.STOPPED, Directive.STOP)
     assert run.wait() == 1
     assert run.report == failure
 
@@ -72,7 +72,7 @@ def test_sigterm_after_a_failure_leaves_at_once_with_the_failed_ranks_code(launc
 
 
 def test_the_directive_stop_ends_healthy_ranks(launcher: Launcher, operator: BeatServer) -> None:
-    operator.respond = answer_phase(Phase.TRAIN, Directive.STOP)  # type: ignore[assignment]
+    operator.respond = answer_phase(Phase.TRAIN, Directive.STOP)
     run = start(launcher, operator, "time.sleep(600)", assign(procs=2))
     assert run.wait() == 128 + signal.SIGTERM
     assert run.report.first_failure is None
@@ -122,7 +122,7 @@ def test_rank_0_holds_until_the_operator_names_the_assignment(launcher: Launcher
         mine,
     )
     operator.wait_for(lambda beats: any(beat.failure for beat in beats), "the end", 60)
-    operator.respond = answer_phase(Phase.STOPPED, Directive.STOP)  # type: ignore[assignment]
+    operator.respond = answer_phase(Phase.STOPPED, Directive.STOP)
     assert run.wait() == 79
     assert run.wait_for_file("proceed") == "9"
     holds = [beat for beat in operator.beats if beat.phase is Phase.HOLD]
@@ -189,7 +189,7 @@ def test_two_workers_meet_and_only_the_one_that_failed_names_a_failure_of_its_ow
             os.kill(os.getpid(), 11)
         dist.all_reduce(ones)
     """
-    operator.respond = answer_phase(Phase.STOPPED, Directive.STOP)  # type: ignore[assignment]
+    operator.respond = answer_phase(Phase.STOPPED, Directive.STOP)
     port = free_port()
     runs = [start(launcher, operator, script, assign(workers=2, worker=worker, port=port)) for worker in range(2)]
     assert [run.wait() for run in runs] == [1, 139]
@@ -203,7 +203,7 @@ def test_two_workers_meet_and_only_the_one_that_failed_names_a_failure_of_its_ow
 
 
 def test_the_evidence_of_a_report_is_json_the_operator_reads(launcher: Launcher, operator: BeatServer) -> None:
-    operator.respond = answer_phase(Phase.STOPPED, Directive.STOP)  # type: ignore[assignment]
+    operator.respond = answer_phase(Phase.STOPPED, Directive.STOP)
     run = start(launcher, operator, "print('CUDA error: uncorrectable ECC error encountered', flush=True); sys.exit(5)", assign())
     assert run.wait() == 5
     assert json.loads(run.message_file.read_bytes())["first_failure"]["exception"] == "exit code 5"

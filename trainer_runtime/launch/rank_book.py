@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from typing import Any
 
 from trainer_runtime.channel.codec import decode_up
 from trainer_runtime.channel.messages import DeleteProposed, Ending, Holding, Progress, Raised, Recorded, SaveAbandoned, Up
@@ -194,5 +195,5 @@ class RankBook:
         elif known.raised.step is None and message.step is not None:
             self._note(message.rank, raised=dataclasses.replace(known.raised, step=message.step))
 
-    def _note(self, rank: int, **known: object) -> None:
-        self._ends[rank] = dataclasses.replace(self._ends.get(rank, RankEnd(rank)), **known)  # type: ignore[arg-type]
+    def _note(self, rank: int, **known: Any) -> None:
+        self._ends[rank] = dataclasses.replace(self._ends.get(rank, RankEnd(rank)), **known)
