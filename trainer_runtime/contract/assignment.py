@@ -39,12 +39,52 @@ class SaveEvery:
     seconds: float | None = None
 
 
+class Goal(str, Enum):
+    """Which end of a metric is the good one."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+@dataclass(frozen=True)
+class Best:
+    """Keep the checkpoint whose reported ``metric`` (a keyword of ``Run.report``) is the best one."""
+
+    metric: str
+    mode: Goal = Goal.MIN
+
+
 @dataclass(frozen=True)
 class Keep:
-    """Which verified checkpoints retention must leave: the newest ``last`` and every step divisible by ``every_steps``."""
+    """Which verified checkpoints retention must leave; one that any rule names stays."""
 
     last: int = 5
+    """The newest so many."""
     every_steps: int | None = None
+    """Every step divisible by this."""
+    best: Best | None = None
+    daily: int | None = None
+    """The newest one of each of so many days (UTC) that have one."""
+    weekly: int | None = None
+    """The newest one of each of so many ISO weeks (UTC) that have one."""
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    """Where the S3 API is; None: what the AWS SDK finds. Credentials never travel here."""
+
+    endpoint: str | None = None
+    region: str | None = None
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A second store to which every n-th and every tagged checkpoint is copied."""
+
+    store: str
+    """URL: ``s3://…`` or ``file:///…``."""
+    every_steps: int | None = None
+    """Copy every step divisible by this; None: tagged ones only."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +97,10 @@ class RunSettings:
     hang_seconds: float | None = None
     """None: learned as max(60, 5 x median step)."""
     start_seconds: float = 1800.0
+    s3: S3Settings = field(default_factory=S3Settings)
+    local: str | None = None
+    """Directory in the trainer container on the node's own disk; None: no local tier."""
+    archive: Archive | None = None
 
 
 @dataclass(frozen=True)
