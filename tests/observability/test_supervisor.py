@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -36,9 +38,9 @@ async def test_an_error_of_what_is_awaited_is_raised() -> None:
 @pytest.mark.parametrize(
     ("work", "words"), [(fail, "watch ended: broken pipe"), (answer, "watch ended: without an error")], ids=["by an error", "by itself"]
 )
-async def test_a_task_that_ends_ends_the_wait_and_is_named(work: object, words: str) -> None:
+async def test_a_task_that_ends_ends_the_wait_and_is_named(work: Callable[[], Coroutine[Any, Any, object]], words: str) -> None:
     tasks = Supervisor(asyncio.Event())
-    tasks.start("watch", work())  # type: ignore[operator]
+    tasks.start("watch", work())
     with pytest.raises(TaskEnded, match=words):
         await tasks.until(forever())
     await tasks.cancel()
