@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -52,6 +52,16 @@ def stage(product: ClusterDriver, images: Images) -> Iterator[Stage]:
         yield stage
     finally:
         stage.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what the cluster knows into a failed scenario's report: its jobs and nodes are gone when a person reads it."""
+    report = yield
+    stage = getattr(item, "funcargs", {}).get("stage")
+    if report.when == "call" and report.failed and isinstance(stage, Stage):
+        report.sections.append(("what the cluster knows", stage.testimony()))
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

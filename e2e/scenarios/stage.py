@@ -13,6 +13,7 @@ from typing import Any
 
 from e2e import faults, install
 from e2e.cluster.driver import ClusterDriver
+from e2e.cluster.errors import ClusterError
 from e2e.cluster.waiting import is_reached
 from e2e.demo.reference import run_uninterrupted
 from e2e.images import Images
@@ -54,6 +55,24 @@ class Stage:
         job = self.cluster.job(plan.name)
         self.started.append(job)
         return job
+
+    def testimony(self) -> str:
+        """Everything a person would ask of a scenario that failed: incidents, events, the ends of all logs. What cannot be had is said."""
+        product = ("logs", "-n", install.NAMESPACE, "deployment/rtj-operator", "--tail=150", "--timestamps")
+        asked: list[tuple[str, ...]] = [("get", "nodes"), ("get", "pods", "-A", "--output=wide"), product]
+        for job in self.started:
+            asked += [("get", "rtj", job.name, "-n", job.namespace, "--output=yaml"), ("get", "events", "-n", job.namespace)]
+            asked += [
+                ("logs", "-n", job.namespace, str(pod["metadata"]["name"]), "--all-containers", "--tail=80", "--timestamps")
+                for pod in job.pods()
+            ]
+        return "\n".join(f"$ kubectl {' '.join(words)}\n{self._ask(words)}" for words in asked)
+
+    def _ask(self, words: tuple[str, ...]) -> str:
+        try:
+            return self.driver.kubectl(*words)
+        except ClusterError as error:
+            return f"(no answer: {error})"
 
     def close(self) -> None:
         """Repair the nodes, end what the test started, and unmark the nodes when no job can mark them again."""
