@@ -1,21 +1,20 @@
 """How long one log line costs the signal reader: ordinary lines one at a time and in large reads, and lines that are signals.
 
-Prints a table and one JSON line, medians of 7. Run: ``python benchmarks/signals_throughput.py``.
+Prints a table and one JSON line, medians of 7. Run: ``python -m benchmarks.signals_throughput``.
 """
 
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from benchmarks.measuring import REPEATS, json_line, options
 from trainer_runtime.signals import LineStream
 
-REPEATS: Final = 7
 LINES: Final = 20_000
 ORDINARY: Final = (
     b"2026-01-21 04:41:44,284 INFO trainer: step 12034 epoch 3 loss 2.3412 lr 1.2e-04 grad norm 0.83 tokens/s 123456.7 mem 61.2GiB\n"
@@ -26,6 +25,7 @@ READ_BYTES: Final = 64 * 1024
 
 def main() -> None:
     """Measure and print."""
+    options(__doc__).parse_args()
     signals = b"".join(json.loads(row)["text"].encode() + b"\n" for row in LINE_SET.read_text(encoding="utf-8").splitlines())
     signals *= 20
     ordinary = ORDINARY * LINES
@@ -36,7 +36,7 @@ def main() -> None:
     }
     for name, value in results.items():
         print(f"{name:<32} {value:8.2f}")
-    print(json.dumps({"benchmark": "signals_throughput", "machine": platform.processor() or platform.machine(), **results}))
+    print(json_line("signals_throughput", results))
 
 
 def feed_lines(count: int) -> None:
