@@ -10,7 +10,7 @@ COPY pyproject.toml /requirements/
 RUN cd /requirements && python3 -c 'import tomllib; \
 extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 lines = lambda *names: "".join(f"{need}\n" for name in names for need in extras[name] if not need.startswith("torch>")); \
-open("operator.txt", "w").write(lines("operator")); \
+open("operator.txt", "w").write(lines("operator", "s3")); \
 open("runtime.txt", "w").write(lines("runtime", "s3"))'
 
 FROM ${BASE} AS wheel

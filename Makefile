@@ -42,7 +42,7 @@ test-api: $(STAMP) ## Operator against a real kube-apiserver and etcd
 test-e2e: $(STAMP) ## The whole product on real nodes with real faults
 	$(PY) -m e2e.testrun e2e
 
-demo: $(STAMP) ## The main job: two faults, then weights equal to a run without any
+demo: $(STAMP) ## The main job: two faults, then weights equal to a run without any (STORE=s3: on S3)
 	$(PY) -m e2e.demo
 
 cluster-down: $(STAMP) ## Remove the test cluster and everything it set up

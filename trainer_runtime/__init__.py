@@ -10,12 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer_runtime.run import Run, attach
+    from trainer_runtime.attaching import attach
+    from trainer_runtime.run import Run
     from trainer_runtime.state.data import ResumableSampler
 
 __all__ = ["ResumableSampler", "Run", "attach"]
 
-_HOMES = {"ResumableSampler": "trainer_runtime.state.data", "Run": "trainer_runtime.run", "attach": "trainer_runtime.run"}
+_HOMES = {"ResumableSampler": "trainer_runtime.state.data", "Run": "trainer_runtime.run", "attach": "trainer_runtime.attaching"}
 
 
 def __getattr__(name: str) -> Any:

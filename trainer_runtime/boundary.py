@@ -29,6 +29,8 @@ class Wishes:
     save: bool = False
     busy: bool = False
     """A save is in flight. All ranks must know that alike, or some would skip a save that others take part in."""
+    no_time: bool = False
+    """What is left until the process is killed is less than any save has taken. Here too, some would wait for a save that others skip."""
 
 
 class Agreement(Protocol):
@@ -76,7 +78,7 @@ class GroupAgreement:
         self._work: dist.Work | None = None
 
     def start(self, wishes: Wishes) -> None:
-        self._flags = torch.tensor([wishes.stop, wishes.save, wishes.busy], dtype=torch.int32)
+        self._flags = torch.tensor([wishes.stop, wishes.save, wishes.busy, wishes.no_time], dtype=torch.int32)
         self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def read(self) -> Wishes:
@@ -84,8 +86,7 @@ class GroupAgreement:
             return Wishes()
         self._work.wait()
         self._work = None
-        stop, save, busy = (bool(flag) for flag in self._flags.tolist())
-        return Wishes(stop, save, busy)
+        return Wishes(*(bool(flag) for flag in self._flags.tolist()))
 
     def finish(self) -> None:
         self.read()
@@ -98,6 +99,8 @@ class Action(Enum):
     GO_ON = "go on"
     SAVE = "save"
     SAVE_AND_STOP = "save and stop"
+    STOP = "stop"
+    """Without a save, which would not end in time."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def decide(triggers: Triggers, agreed: Wishes, step: int, is_between_steps: bool
     if not is_between_steps:
         return Action.GO_ON
     if triggers.stop_owed or agreed.stop:
-        return Action.SAVE_AND_STOP
+        return Action.STOP if agreed.no_time else Action.SAVE_AND_STOP
     if triggers.save_called:
         return Action.SAVE
     due = triggers.every_steps is not None and step // triggers.every_steps > triggers.last_saved_step // triggers.every_steps

@@ -9,16 +9,19 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from trainer_runtime.boundary import Action, Triggers, Wishes, decide
 from trainer_runtime.channel.messages import Ending, MayDelete, Save, SaveAndStop
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.beat import Phase
 from trainer_runtime.contract.exit_report import ExitCode, Outcome
-from trainer_runtime.ending import stop_on_sigterm
+from trainer_runtime.ending import say, stop_on_sigterm
 from trainer_runtime.errors import SaveFailed, StoreUnavailable
 from trainer_runtime.parts import Parts
+
+ENDING_SECONDS: Final = 2.0
+"""What is kept of the grace for saying how it ended and for ending: torchrun and the kubelet kill at its very end."""
 
 Progress = Callable[[Phase, bool], None]
 """Says which phase the rank is in; True: that is news."""
@@ -56,9 +59,13 @@ class Conductor:
         self._saver.collect()
         self.take_orders()
         triggers = dataclasses.replace(self._triggers, last_saved_step=self._saver.last_staged_step, save_called=self._called is not None)
-        action = decide(triggers, agreed, step, self._parts.state.is_between_steps())
-        if action is Action.SAVE_AND_STOP:
-            self._save_and_stop(step, run_state)
+        is_between_steps = self._parts.state.is_between_steps()
+        action = decide(triggers, agreed, step, is_between_steps)
+        replay = self._parts.settings.replay
+        if replay is not None and step >= replay.until and is_between_steps:
+            action = Action.SAVE_AND_STOP
+        if action is Action.SAVE_AND_STOP or action is Action.STOP:
+            self._stop(step, run_state, saves=action is Action.SAVE_AND_STOP)
         elif action is Action.SAVE:
             self.save_now(step, run_state)
         else:
@@ -99,15 +106,21 @@ class Conductor:
                 self._save_wished = True
             elif isinstance(order, MayDelete):
                 self._parts.housekeeper.delete(order.keys)
-        if self._sigterm is not None and self._sigterm.is_set() and self._stop_deadline is None:
-            self._stop_deadline = time.monotonic() + self._parts.settings.grace_seconds
+        if self._sigterm is not None and self._sigterm.at is not None and self._stop_deadline is None:
+            self._stop_deadline = self._sigterm.at + self._parts.settings.grace_seconds - ENDING_SECONDS
 
     def _agree(self) -> None:
         """Tell the other ranks what this one wishes. Rank 0's clock counts the seconds between saves."""
         every = self._parts.settings.save_every_seconds
         is_late = every is not None and self._parts.settings.rank == 0 and time.monotonic() - self._saved_at >= every
-        wishes = Wishes(stop=self._stop_deadline is not None, save=is_late or self._save_wished, busy=self._saver.busy)
-        self._parts.agreement.start(wishes)
+        self._parts.agreement.start(
+            Wishes(
+                stop=self._stop_deadline is not None,
+                save=is_late or self._save_wished,
+                busy=self._saver.busy,
+                no_time=self._stop_deadline is not None and self._seconds_left() < (self._saver.shortest_seconds or 0.0),
+            )
+        )
         self._is_agreeing = True
 
     def _require_verified(self, step: int) -> None:
@@ -120,16 +133,31 @@ class Conductor:
                 raise error
             raise SaveFailed(f"step {step} was not saved: {error or 'no result in time'}") from error
 
-    def _save_and_stop(self, step: int, run_state: dict[str, Any]) -> None:
-        """The agreed end of a preempted attempt: within the deadline a verified checkpoint of this step, or an honest word."""
-        deadline = self._stop_deadline or time.monotonic() + self._parts.settings.grace_seconds
+    def _stop(self, step: int, run_state: dict[str, Any], *, saves: bool) -> None:
+        """The agreed end of a preempted attempt: within the deadline a verified checkpoint of this step, or an honest word.
+
+        ``saves`` False: no save has ever been as quick as this one would have to be, so none is begun; one in flight may end.
+        """
+        if self._stop_deadline is None:  # another rank was asked
+            self._stop_deadline = time.monotonic() + self._parts.settings.grace_seconds - ENDING_SECONDS
         self._progress(Phase.SAVE, True)
-        is_idle = self._saver.wait_until_idle(max(0.0, deadline - time.monotonic()))
-        if is_idle and not self._saver.is_verified(step):
+        is_idle = self._saver.wait_until_idle(self._seconds_left())
+        seconds_left = self._seconds_left()
+        if saves and is_idle and not self._saver.is_verified(step):
             self._saver.stage(step, run_state)
-            self._saver.wait_until_idle(max(0.0, deadline - time.monotonic()))
+            self._saver.wait_until_idle(seconds_left)
         is_saved = self._saver.is_verified(step)
-        message = f"stopped at step {step}" + ("" if is_saved else f", not saved: {self._saver.last_error or 'the time ran out'}")
+        message = f"stopped at step {step}"
+        if not is_saved:
+            why = str(self._saver.last_error or "the time ran out")
+            if not saves:
+                why = f"{seconds_left:.1f} s were left, and the quickest save took {self._saver.shortest_seconds or 0.0:.1f} s"
+            newest = self._saver.verified_step
+            message += f", not saved: {why}; " + ("nothing was saved before" if newest is None else f"step {newest} is")
         outcome = Outcome.PREEMPTED_SAVED if is_saved else Outcome.PREEMPTED_UNSAVED
         self._parts.reporter.ending(Ending(self._parts.settings.rank, outcome, message))
+        say(f"rtj: rank {self._parts.settings.rank}: {outcome.value}: {message}\n")
         raise SystemExit(int(ExitCode.PREEMPTED_SAVED if is_saved else ExitCode.PREEMPTED_UNSAVED))
+
+    def _seconds_left(self) -> float:
+        return max(0.0, (self._stop_deadline or 0.0) - time.monotonic())

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -27,7 +28,14 @@ _CODES: Final[tuple[tuple[type[RuntimeProblem], ExitCode, Outcome], ...]] = (
 )
 
 
-_SIGTERM: Final = threading.Event()
+class StopSignal:
+    """When the first SIGTERM came, by time.monotonic(); None: none came."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+
+_SIGTERM: Final = StopSignal()
 """One for the process, as the signal is: every run in it hears it."""
 
 
@@ -101,10 +109,10 @@ def at_exit(callback: Callable[[], None]) -> None:
     threading._register_atexit(call)  # type: ignore[attr-defined]  # see above
 
 
-def stop_on_sigterm() -> threading.Event:
-    """Return the event that the first SIGTERM sets, instead of dying; the second one kills. For stock torchrun, which forwards the pod's.
+def stop_on_sigterm() -> StopSignal:
+    """Return where the first SIGTERM is noted, instead of dying of it; the second one kills. For stock torchrun, which forwards the pod's.
 
-    It is never set when the script has a handler of its own, or outside of the main thread, where Python allows none.
+    Nothing is noted when the script has a handler of its own, or outside of the main thread, where Python allows none.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return _SIGTERM
@@ -114,7 +122,7 @@ def stop_on_sigterm() -> threading.Event:
     def handle(_number: int, _frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if os.getpid() == owner:
-            _SIGTERM.set()
+            _SIGTERM.at = time.monotonic()
         else:
             os.kill(os.getpid(), signal.SIGTERM)  # a forked child inherits this handler and must die as it would have
 

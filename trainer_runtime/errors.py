@@ -5,6 +5,7 @@ RuntimeProblem
 ├── Refused                   a strict resume differs, or a run that should be empty     exit 77
 ├── CheckpointDamaged         bytes that are not what the manifest says, or missing      exit 80
 ├── StoreUnavailable          the store cannot be reached, or is not the one we know     exit 81
+│   └── CommitUndecided       a commit was sent, and nobody can say whether it counts
 ├── Fenced                    a newer attempt owns the run                               exit 79
 ├── SaveFailed                this save was abandoned; training goes on
 └── ExchangeTimeout           another rank did not answer in time
@@ -37,6 +38,10 @@ class CheckpointDamaged(RuntimeProblem):
 
 class StoreUnavailable(RuntimeProblem):
     """The store does not answer, cannot be written, is not shared, or is not the store that this run began in."""
+
+
+class CommitUndecided(StoreUnavailable):
+    """A commit was sent, no answer came, and it may yet happen. What it would commit must stay where it is."""
 
 
 class Fenced(RuntimeProblem):

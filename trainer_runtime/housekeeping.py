@@ -12,8 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions, sweep
+from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions, read_held, sweep
 from trainer_runtime.checkpoint.commit import Writer
+from trainer_runtime.checkpoint.retention import Held
 from trainer_runtime.contract.assignment import Keep, ResumePoint
 from trainer_runtime.contract.beat import Level, RecordKey
 from trainer_runtime.contract.layout import StepName
@@ -30,9 +31,20 @@ log = logging.getLogger("trainer_runtime")
 class Housekeeper:
     """Made on every rank; only rank 0's does anything. All methods return at once, but `close`."""
 
-    def __init__(self, store: Store, run: str, writer: Writer, keep: Keep, resume: ResumePoint | None, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        writer: Writer,
+        keep: Keep,
+        resume: ResumePoint | None,
+        reporter: Reporter,
+        in_use: Callable[[tuple[Held, ...]], frozenset[StepName]] = lambda _held: frozenset(),
+    ) -> None:
+        """``in_use``: which of the checkpoints that are there must not go now, asked in the broom's thread."""
         self._store, self._run, self._writer = store, run, writer
-        self._keep, self._resume, self._reporter = keep, resume, reporter
+        self._keep, self._reporter, self._in_use = keep, reporter, in_use
+        self._resume = frozenset() if resume is None else frozenset({StepName(resume.step, resume.attempt)})
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rtj-clean") if writer.rank == 0 else None
         self._pending: set[Future[None]] = set()
 
@@ -43,7 +55,8 @@ class Housekeeper:
     def delete(self, keys: tuple[RecordKey, ...]) -> None:
         """The operator granted these deletions."""
         names = tuple(StepName(key.step, key.attempt) for key in keys if key.run == self._run)
-        self._submit(lambda: delete_checkpoints(self._store, self._run, self._writer, names))
+        if names:
+            self._submit(lambda: self._delete(names))
 
     def close(self) -> None:
         """Let what was begun finish."""
@@ -65,9 +78,13 @@ class Housekeeper:
             log.exception("deleting old checkpoints")
 
     def _tidy(self) -> None:
-        names = propose_deletions(self._store, self._run, self._keep, self._resume, time.time())
+        held = read_held(self._store, self._run)
+        names = propose_deletions(self._store, self._run, held, self._keep, self._resume | self._in_use(held), time.time())
         if self._reporter.has_operator:
             self._reporter.propose_deletions(tuple(RecordKey(self._run, name.step, name.attempt, Level.VERIFIED) for name in names))
-            return
+        else:
+            self._delete(names)
+
+    def _delete(self, names: tuple[StepName, ...]) -> None:
         delete_checkpoints(self._store, self._run, self._writer, names)
         sweep(self._store, self._run, self._writer, time.time())

@@ -8,11 +8,16 @@ from typing import Final
 
 import torch.distributed as dist
 
+from trainer_runtime.archiving import Archivist
 from trainer_runtime.boundary import Agreement, AloneAgreement, GroupAgreement
-from trainer_runtime.checkpoint.engine import Engine
-from trainer_runtime.checkpoint.exchange import Exchange, LocalExchange, connect
+from trainer_runtime.checkpoint.engine import SAVE_DEADLINE_SECONDS, Engine
+from trainer_runtime.checkpoint.exchange import Exchange, LocalExchange
+from trainer_runtime.checkpoint.persister.joining import join
+from trainer_runtime.checkpoint.persister.messages import Hello
 from trainer_runtime.checkpoint.plan import Planner
-from trainer_runtime.contract.assignment import Keep
+from trainer_runtime.checkpoint.snapshots import name_snapshots
+from trainer_runtime.checkpoint.tcp_store import connect
+from trainer_runtime.contract.allow import Allow
 from trainer_runtime.contract.beat import Phase
 from trainer_runtime.contract.codec import ContractError, dumps
 from trainer_runtime.errors import ConfigurationError
@@ -21,10 +26,10 @@ from trainer_runtime.reporter import Reporter
 from trainer_runtime.resume import Start, begin
 from trainer_runtime.saver import Saver
 from trainer_runtime.settings import Settings
-from trainer_runtime.state import tree
+from trainer_runtime.state import strict, tree
 from trainer_runtime.state.ddp import StaticGraphWatch
 from trainer_runtime.state.gather import TrainingState
-from trainer_runtime.state.strict import Allow
+from trainer_runtime.store.base import Store
 from trainer_runtime.store.open import open_store
 
 CONNECT_SECONDS: Final = 60.0
@@ -44,6 +49,7 @@ class Parts:
     agreement: Agreement
     static_graphs: StaticGraphWatch
     housekeeper: Housekeeper
+    archivist: Archivist
 
 
 def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allowed: frozenset[Allow]) -> Parts:
@@ -51,33 +57,42 @@ def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allow
     _check_process_group(settings)
     _check_can_be_saved(settings, state)
     reporter.progress(Phase.START, step=0, epoch=0, loss=None, news=True)
-    store = open_store(settings.store, create=settings.create_store)
+    store = open_store(settings.store, settings.s3, create=settings.create_store)
     number = next(_attach_numbers)
 
     def exchange_of(name: str) -> Exchange:
-        if settings.master is None:
-            return LocalExchange()
-        host, port = settings.master
-        return connect(host, port, f"rtj/{settings.launch_id}/{number}/{name}", CONNECT_SECONDS)
+        return _connect(settings, f"{number}/{name}")
 
     static_graphs = state.warm_up()
     start = begin(settings, store, state, allowed, exchange_of, reporter)
+    hello = Hello(
+        start.opened.writer, settings.local_rank, settings.store, settings.run, SAVE_DEADLINE_SECONDS, settings.s3, settings.local
+    )
+    exchange, master = exchange_of("persister"), settings.master[0] if settings.master is not None else None
     engine = Engine(
-        store=store,
-        run=settings.run,
+        join=lambda on_record, on_ended: join(hello, exchange, master, on_record, on_ended),
         writer=start.opened.writer,
-        exchange=exchange_of("save"),
         on_record=reporter.recorded,
         parents=start.opened.parents,
+        stored=start.stored,
+        snapshots=name_snapshots(state.attachments),
+        software=strict.describe_software(),
     )
+    archivist = _archivist(settings, store, start, reporter)
     housekeeper = Housekeeper(
         store=store,
         run=settings.run,
         writer=start.opened.writer,
-        keep=Keep(settings.keep_last, settings.keep_every_steps),
+        keep=settings.keep,
         resume=start.resumed_from,
         reporter=reporter,
+        in_use=archivist.waiting,
     )
+
+    def look_around() -> None:
+        archivist.look()
+        housekeeper.tidy()
+
     return Parts(
         settings=settings,
         reporter=reporter,
@@ -86,14 +101,41 @@ def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allow
         saver=Saver(
             engine,
             state,
+            start.opened.writer.attempt,
             start.allowances,
-            start.step if start.run_state else None,
-            on_verified=housekeeper.tidy,
+            start.verified_step,
+            on_verified=look_around,
             on_abandoned=reporter.save_abandoned,
         ),
         agreement=GroupAgreement(settings.hang_seconds) if settings.world_size > 1 else AloneAgreement(),
         static_graphs=static_graphs,
         housekeeper=housekeeper,
+        archivist=archivist,
+    )
+
+
+def exchange_before_attach(settings: Settings) -> Exchange:
+    """Return an exchange of its own, for what the ranks must agree on before they attach. Every rank calls it as often as the others."""
+    _check_process_group(settings)
+    return _connect(settings, f"{next(_attach_numbers)}/before")
+
+
+def _connect(settings: Settings, name: str) -> Exchange:
+    if settings.master is None:
+        return LocalExchange()
+    host, port = settings.master
+    return connect(host, port, f"rtj/{settings.launch_id}/{name}", CONNECT_SECONDS)
+
+
+def _archivist(settings: Settings, store: Store, start: Start, reporter: Reporter) -> Archivist:
+    archive = settings.archive
+    return Archivist(
+        store=store,
+        run=settings.run,
+        writer=start.opened.writer,
+        open_archive=None if archive is None else lambda: open_store(archive.store, settings.s3),
+        every_steps=archive.every_steps if archive is not None else None,
+        on_record=reporter.recorded,
     )
 
 

@@ -28,7 +28,7 @@ from trainer_runtime.channel.messages import (
     SaveAbandoned,
     Up,
 )
-from trainer_runtime.contract.beat import CheckpointRecord, Directive, Level, Phase, RecordKey, SaveFailure
+from trainer_runtime.contract.beat import CheckpointRecord, Directive, Level, Phase, RecordKey, SaveFailure, Tier
 from trainer_runtime.contract.exit_report import ExitCode, ExitReport, FirstFailure, Outcome
 from trainer_runtime.heartbeat.start import Handle, start_for_rank
 from trainer_runtime.heartbeat.state import Answer, WorkerState
@@ -95,7 +95,7 @@ class Reporter:
         if self._settings.local_rank == 0:
             self._records.append(record)
             self._send(Recorded(record))
-            repaired = {"save_failure": None} if record.level is Level.VERIFIED else {}
+            repaired = {"save_failure": None} if record.level is Level.VERIFIED and record.tier is Tier.STORE else {}
             self._beat(records=tuple(self._records), **repaired)
 
     def save_abandoned(self, failure: SaveFailure) -> None:

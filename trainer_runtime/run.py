@@ -1,4 +1,4 @@
-"""`attach` and `Run`: the one object a training script has of this library.
+"""`Run`: the one object a training script has of this library.
 
 It counts steps and walks the loop; saving and stopping are done by its `conductor`, the rest by its `parts`. The end of a loop turn is the
 step boundary: counters advance first, then what was agreed is done. Nothing saves or stops anywhere else.
@@ -10,13 +10,11 @@ import logging
 import math
 import os
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
-
-from torch import nn
+from typing import Any, Final, SupportsFloat
 
 from trainer_runtime.channel.messages import Ending
 from trainer_runtime.conductor import Conductor
@@ -25,14 +23,11 @@ from trainer_runtime.contract.beat import CheckpointRecord, Phase
 from trainer_runtime.contract.exit_report import Outcome
 from trainer_runtime.ending import at_exit, exit_on_problem, on_uncaught, say
 from trainer_runtime.errors import ConfigurationError, SaveFailed
-from trainer_runtime.parts import Parts, assemble
-from trainer_runtime.reporter import Reporter
+from trainer_runtime.notes import Notes
+from trainer_runtime.parts import Parts
 from trainer_runtime.saver import WAIT_SECONDS
-from trainer_runtime.settings import resolve, whole
-from trainer_runtime.state.data import StepCounter, open_source
-from trainer_runtime.state.gather import TrainingState
-from trainer_runtime.state.model import World
-from trainer_runtime.state.strict import Allow, check_allow
+from trainer_runtime.settings import whole
+from trainer_runtime.state.data import StepCounter
 
 ABORT_SECONDS: Final = 10.0
 """How long a process that fails lets a save finish that every rank had sealed."""
@@ -44,65 +39,8 @@ PHASES: Final = {phase.value: phase for phase in (Phase.COMPILE, Phase.EVAL)}
 log = logging.getLogger("trainer_runtime")
 
 
-def attach(
-    *,
-    model: nn.Module,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    data: Any = None,
-    config: Any = None,
-    tokenizer: str | Path | None = None,
-    run: str | None = None,
-    store: str | Path | None = None,
-    save_every_steps: int | None = None,
-    save_every_seconds: float | None = None,
-    keep_last: int | None = None,
-    keep_every_steps: int | None = None,
-    allow: Iterable[str] = (),
-    start_fresh: bool = False,
-    **more: Any,
-) -> Run:
-    """Restore the assigned checkpoint into the objects, or start fresh, and return the run. Every rank calls it, after wrapping the model.
-
-    ``optimizer``, ``scheduler``, any other keyword (``ema=``, ``scaler=``): a module, an optimizer, a ``torch.Generator``, or what has
-    ``state_dict`` and ``load_state_dict``. ``data``: a DataLoader over a `ResumableSampler`, or a stateful iterable; None: the loop gets
-    step numbers. ``config``, ``tokenizer`` (a path): compared at a resume, not restored. ``run``: names the lineage (RTJ_RUN, else
-    ``default``). ``store``: URL or directory (RTJ_STORE, else ``./checkpoints``). ``save_every_steps``, ``save_every_seconds``: whichever
-    comes first; default every 600 s. ``keep_last`` (5), ``keep_every_steps``: what retention leaves. ``allow``: words of
-    `state.strict.Allow`. ``start_fresh``: begin at step 0 beside what the run's directory holds.
-
-    Ends the process with the contract's code, and its reason on standard error, for a setting that cannot be used (78), a resume that is
-    not the same run (77), a damaged checkpoint (80), a store that cannot be used (81), or a newer attempt (79).
-    """
-    with exit_on_problem(None, rank=0):
-        settings = resolve(
-            store=store,
-            run=run,
-            save_every_steps=save_every_steps,
-            save_every_seconds=save_every_seconds,
-            keep_last=keep_last,
-            keep_every_steps=keep_every_steps,
-            allow=allow,
-            start_fresh=start_fresh,
-        )
-        reporter = Reporter(settings)
-    with exit_on_problem(reporter, settings.rank):
-        allowed = check_allow(settings.allow)
-        world = World(settings.rank, settings.world_size)
-        objects = {"optimizer": optimizer, "scheduler": scheduler, **more}
-        state = TrainingState(
-            model=model,
-            data=open_source(data, world, Allow.DATA in allowed),
-            world=world,
-            more={keyword: value for keyword, value in objects.items() if value is not None},
-            config=config,
-            tokenizer=tokenizer,
-        )
-        return Run(assemble(settings, reporter, state, allowed))
-
-
 class Run:
-    """One attempt of a run, attached; made by `attach`. As a context manager it closes itself."""
+    """One attempt of a run, attached; made by `attaching.attach`. As a context manager it closes itself."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -112,6 +50,8 @@ class Run:
         self.micro_batch = 0
         """Number of the present batch within its step."""
         self._conductor = Conductor(parts, self._progress)
+        replay = parts.settings.replay
+        self._notes = None if replay is None else Notes(Path(replay.notes), parts.settings.rank)
         self._rng = parts.start.rng
         self._iterator: Iterator[Any] | None = None
         self._in_turn = False
@@ -181,14 +121,23 @@ class Run:
         assert batch is not _NO_MORE  # there is no limit of epochs here
         return batch
 
-    def report(self, *, loss: float | None = None) -> None:
-        """Tell the outside how training goes; called in a turn, it counts for the step that the turn ends. ``loss``: one number, also as a
-        tensor; ends the process as bad configuration for anything else."""
+    def report(self, *, loss: SupportsFloat | None = None, **metrics: SupportsFloat) -> None:
+        """Tell the outside how training goes; called in a turn, it counts for the step that the turn ends.
+
+        ``loss`` and any other keyword (``eval_loss=``): one number, also as a tensor. The newest value of each, as rank 0 said it, is
+        recorded in the next checkpoint and in no later one; ``keep_best`` goes by it. Ends the process as bad configuration for anything
+        that is not one number.
+        """
         with self._exits():
-            try:
-                self._loss = None if loss is None else float(loss)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise ConfigurationError(f"report: loss is not one number: {error}") from error
+            if loss is not None:
+                metrics["loss"] = loss
+            values = {name: _one_number(name, value) for name, value in metrics.items()}
+        self._loss = values.get("loss")
+        self._saver.note_metrics(values)
+        if self._loss is not None and self._in_turn:
+            self._saver.note_loss(self.global_step + 1, self._loss)
+            if self._notes is not None:
+                self._notes.loss(self._loss)
         if self._loss is not None and not math.isfinite(self._loss):
             log.warning("step %d: the loss is %s", self.global_step + 1, self._loss)
 
@@ -220,6 +169,24 @@ class Run:
             with self._exits():
                 self._conductor.save_now(self.global_step, self._run_state())
 
+    def finish(self) -> None:
+        """End the training of a loop of another shape than `steps`: save its last step unless that is done, and return when it is verified
+        on all ranks; what follows, up to `close`, is not training any more. Every rank calls it. Raises SaveFailed."""
+        if self._was_left:
+            self._settle_left_turn()
+        self._in_turn = False
+        self._restore_rng()  # a run that is resumed at its end fetches nothing, and is to end like one that was not
+        with self._exits():
+            self._conductor.finish(self.global_step, self._run_state())
+        self._finished = True
+
+    def restore_random_numbers(self) -> None:
+        """Put the checkpoint's random numbers back now, for a loop that makes its iterators itself: after that, and before it fetches.
+
+        Once done, or in a fresh run, it does nothing. Without it they are put back when the first step begins.
+        """
+        self._restore_rng()
+
     def close(self) -> None:
         """End the run: let a save in flight finish, wait for the other ranks, say that training is done if its loop was. Called again it
         does nothing. Raises SaveFailed when that save was abandoned."""
@@ -233,6 +200,7 @@ class Run:
                 raise
             log.warning("%s", error)  # what ends this process is the training's own error
         self._parts.housekeeper.close()
+        self._parts.archivist.close()
         if self._finished and not self._failed:
             self._reporter.ending(Ending(self._parts.settings.rank, Outcome.DONE))
         elif not self._failed and not self._saver.is_verified(self.global_step):
@@ -264,11 +232,7 @@ class Run:
             if batch is _NO_MORE:
                 break
             self._end_turn()
-        self._in_turn = False
-        self._restore_rng()  # a run that is resumed at its end fetches nothing, and is to end like one that was not
-        with self._exits():
-            self._conductor.finish(self.global_step, self._run_state())
-        self._finished = True
+        self.finish()
 
     def _settle_left_turn(self) -> None:
         """Bring counters, data and weights together again after a turn that was left before its boundary.
@@ -283,6 +247,7 @@ class Run:
         self._in_turn = self._was_left = False
 
     def _begin_turn(self) -> None:
+        self._finished = False
         if self._in_turn:
             self._settle_left_turn()
         self._in_turn = True
@@ -302,6 +267,8 @@ class Run:
             batch = next(self._iterator, _NO_MORE)
             if batch is not _NO_MORE:
                 self._fetched += 1
+                if self._notes is not None:
+                    self._notes.batch(batch)
                 return batch
             self._iterator = None
             data.finish_epoch()
@@ -323,12 +290,15 @@ class Run:
         for _ in range(self._fetched):
             self._state.data.advance()
         self.global_step += 1
+        if self._notes is not None:
+            self._notes.step_ended(self.global_step)
         self._turns += 1
         self._in_turn = self._was_left = False
         self._reporter.step_ended()
         with self._exits():
             if self._turns == 1:
                 self._parts.static_graphs.check()
+                self._state.check_schedulers()
                 self._saver.prepare(self._run_state())
             self._conductor.after_step(self.global_step, self._run_state())
         self._progress(Phase.TRAIN, self._turns == 1)
@@ -359,3 +329,10 @@ class Run:
 
     def _progress(self, phase: Phase, news: bool) -> None:
         self._reporter.progress(phase, step=self.global_step, epoch=self.epoch, loss=self._loss, news=news)
+
+
+def _one_number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(f"report: {name} is not one number: {error}") from error

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from trainer_runtime.checkpoint.engine import MAX_FAILURES_IN_A_ROW, SAVE_DEADLINE_SECONDS, Engine, SaveResult
 from trainer_runtime.contract.beat import CheckpointRecord, SaveFailure
+from trainer_runtime.contract.manifest import FollowedStep
 from trainer_runtime.errors import Fenced, RuntimeProblem, SaveFailed
 from trainer_runtime.state.gather import TrainingState
 
@@ -24,6 +25,7 @@ class Saver:
         self,
         engine: Engine,
         state: TrainingState,
+        attempt: int,
         allowances: tuple[str, ...],
         verified_step: int | None,
         on_verified: Callable[[], None],
@@ -31,6 +33,7 @@ class Saver:
     ) -> None:
         self._engine = engine
         self._state = state
+        self._attempt = attempt
         self._allowances = allowances
         self._verified_step = verified_step
         self._on_verified = on_verified
@@ -38,8 +41,18 @@ class Saver:
         self._failures = 0
         self.last_error: RuntimeProblem | None = None
         """Why the newest save was abandoned; None when it was not."""
+        self.shortest_seconds: float | None = None
+        """What the quickest save so far took, from its stage to its proof; None: none has ended well."""
         self.last_verified: CheckpointRecord | None = None
         self.last_staged_step = verified_step or 0
+        self._metrics: dict[str, float] = {}
+        self._has_staged = False
+        self._followed: FollowedStep | None = None
+
+    @property
+    def verified_step(self) -> int | None:
+        """The newest step known to be verified in this run; None: there is none."""
+        return self._verified_step
 
     @property
     def busy(self) -> bool:
@@ -59,12 +72,23 @@ class Saver:
         except SaveFailed as error:
             log.warning("no save will succeed as things are: %s", error)
 
+    def note_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Remember values for the next checkpoint, and for no later one: they were measured on these weights, or just before."""
+        self._metrics.update(metrics)
+
+    def note_loss(self, step: int, loss: float) -> None:
+        """Remember the loss of the step right after a save of this attempt: whoever replays that step has something to compare it with."""
+        if self._has_staged and step == self.last_staged_step + 1:
+            self._followed = FollowedStep(self.last_staged_step, self._attempt, loss.hex())
+
     def stage(self, step: int, run_state: Mapping[str, Any], tags: tuple[str, ...] = ()) -> None:
         """Copy everything to host memory. A rank that cannot leaves the others' save to be abandoned, and goes on.
 
         Raises SaveFailed after MAX_FAILURES_IN_A_ROW.
         """
-        self.last_staged_step = step
+        self.last_staged_step, self._has_staged = step, True
+        metrics, self._metrics = self._metrics, {}
+        followed, self._followed = self._followed, None
         data = self._state.data
         try:
             self._engine.stage(
@@ -76,6 +100,8 @@ class Saver:
                 tags=tags,
                 not_saved=self._state.not_saved(),
                 allowances=self._allowances,
+                metrics=metrics,
+                followed=followed,
             )
         except SaveFailed as error:
             self._count(SaveResult(step, None, error))
@@ -86,6 +112,8 @@ class Saver:
             if result.error is None:
                 self._failures, self.last_error = 0, None
                 self.last_verified, self._verified_step = result.record, result.step
+                if result.seconds > 0.0:  # the result of a step that was verified already is repeated without one
+                    self.shortest_seconds = min(result.seconds, self.shortest_seconds or result.seconds)
                 self._on_verified()
             else:
                 self._count(result)

@@ -9,15 +9,16 @@ import operator
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from trainer_runtime.contract import environment
-from trainer_runtime.contract.assignment import Assignment
+from trainer_runtime.contract.assignment import Archive, Assignment, Best, Goal, Keep, ResumeMode, ResumePoint, RunSettings, S3Settings
 from trainer_runtime.contract.codec import ContractError, loads
 from trainer_runtime.contract.layout import is_run_name
 from trainer_runtime.contract.manifest import JobIdentity
+from trainer_runtime.contract.place import parse_checkpoint
 from trainer_runtime.errors import ConfigurationError
 
 DEFAULT_STORE: Final = "checkpoints"
@@ -31,19 +32,41 @@ DEFAULT_GRACE_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
+class Replay:
+    """A try-out: a launch like any other, but from a given checkpoint, for a few steps, and into a store of its own."""
+
+    store: str
+    """URL of the try-out's store; it takes the place of the run's, whatever the script says."""
+    until: int
+    """The step that is saved and ends the launch."""
+    notes: str
+    """Directory in which every rank notes what it sees in each step."""
+    resume: ResumePoint | None = None
+    """Where the try-out's run begins while it has no step of its own."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything `attach` needs to know besides the objects."""
 
     store: str
     """URL: ``file:///…`` or ``s3://…``."""
     create_store: bool
+    s3: S3Settings
+    """Endpoint and region for every s3:// URL of this run."""
     run: str
     save_every_steps: int | None
     save_every_seconds: float | None
-    keep_last: int
-    keep_every_steps: int | None
+    keep: Keep
+    local: str | None
+    """Absolute path of a directory on this machine's own disk; None: no local tier."""
+    archive: Archive | None
     allow: tuple[str, ...]
     start_fresh: bool
+    resume_from: ResumePoint | None
+    """Where a run begins that has no committed step on its lineage; its digest is not known yet."""
+    replay: Replay | None
+    """None: this is training and no try-out."""
     rank: int
     local_rank: int
     world_size: int
@@ -77,8 +100,16 @@ def resolve(
     save_every_seconds: float | None = None,
     keep_last: int | None = None,
     keep_every_steps: int | None = None,
+    keep_best: str | None = None,
+    keep_daily: int | None = None,
+    keep_weekly: int | None = None,
+    local: str | Path | None = None,
+    archive: str | Path | None = None,
+    archive_every_steps: int | None = None,
     allow: Iterable[str] = (),
     start_fresh: bool = False,
+    resume_from: str | Path | None = None,
+    mode: str | None = None,
 ) -> Settings:
     """Work the settings out. Raises ConfigurationError that names the keyword or variable and the allowed values."""
     assignment = _read_assignment(environ)
@@ -89,19 +120,29 @@ def resolve(
         steps, seconds = (spec.save_every.steps, spec.save_every.seconds) if spec else (None, None)
     if steps is None and seconds is None:
         seconds = DEFAULT_SAVE_SECONDS
-    kept = _positive_int("keep_last", keep_last, environ, environment.KEEP_LAST)
     url, create = _store_url(store, environ, assignment is not None)
     rank, local_rank, world_size = _place(environ)
-    return Settings(
+    settings = Settings(
         store=url,
         create_store=create,
+        s3=_s3(environ, spec),
         run=_run_name(run, environ),
         save_every_steps=steps,
         save_every_seconds=seconds,
-        keep_last=kept if kept is not None else (spec.keep.last if spec else DEFAULT_KEEP_LAST),
-        keep_every_steps=_positive_int("keep_every_steps", keep_every_steps, environ, None) or (spec.keep.every_steps if spec else None),
+        keep=_keep(
+            spec.keep if spec else Keep(last=DEFAULT_KEEP_LAST),
+            last=_positive_int("keep_last", keep_last, environ, environment.KEEP_LAST),
+            every_steps=_positive_int("keep_every_steps", keep_every_steps, environ, None),
+            best=_best(keep_best),
+            daily=_positive_int("keep_daily", keep_daily, environ, None),
+            weekly=_positive_int("keep_weekly", keep_weekly, environ, None),
+        ),
+        local=_local(local, spec, url),
+        archive=_archive(archive, archive_every_steps, spec, url),
         allow=tuple(sorted({*_words("allow", allow), *(spec.allow if spec else ())})),
         start_fresh=_yes_or_no("start_fresh", start_fresh) or (assignment is not None and assignment.start_fresh),
+        resume_from=_resume_from(resume_from, mode),
+        replay=None,
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
@@ -115,6 +156,35 @@ def resolve(
         launch_id=f"{environ.get('TORCHELASTIC_RUN_ID', 'none')}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
         master=_master(environ) if world_size > 1 else None,
     )
+    return _as_replay(settings, _read_replay(environ))
+
+
+def _as_replay(settings: Settings, replay: Replay | None) -> Settings:
+    """Let a try-out touch nothing of the run: neither its store nor its tiers, and no save but the last one."""
+    if replay is None:
+        return settings
+    return replace(
+        settings,
+        store=replay.store,
+        create_store=True,
+        save_every_steps=None,
+        save_every_seconds=None,
+        local=None,
+        archive=None,
+        start_fresh=False,
+        resume_from=replay.resume,
+        replay=replay,
+    )
+
+
+def _read_replay(environ: Mapping[str, str]) -> Replay | None:
+    text = environ.get(environment.REPLAY)
+    if not text:
+        return None
+    try:
+        return loads(Replay, text)
+    except ContractError as error:
+        raise ConfigurationError(f"{environment.REPLAY}: {error}") from error
 
 
 def _read_assignment(environ: Mapping[str, str]) -> Assignment | None:
@@ -140,6 +210,72 @@ def _store_url(store: str | Path | None, environ: Mapping[str, str], has_operato
     if "://" in given:
         return given.rstrip("/"), False
     return Path(given).absolute().as_uri(), store is not None
+
+
+def _s3(environ: Mapping[str, str], spec: RunSettings | None) -> S3Settings:
+    assigned = spec.s3 if spec else S3Settings()
+    endpoint = environ.get(environment.S3_ENDPOINT) or assigned.endpoint
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ConfigurationError(f"{environment.S3_ENDPOINT}: {endpoint!r} is not a URL: http://host:port or https://host")
+    return S3Settings(endpoint, environ.get(environment.S3_REGION) or assigned.region)
+
+
+def _keep(assigned: Keep, **given: Any) -> Keep:
+    """Let each keyword that was given take the place of the assignment's rule."""
+    return replace(assigned, **{rule: value for rule, value in given.items() if value is not None})
+
+
+def _best(given: Any) -> Best | None:
+    if given is None:
+        return None
+    metric, _, goal = given.rpartition(":") if isinstance(given, str) and given.endswith((":min", ":max")) else (given, "", "min")
+    if not isinstance(metric, str) or not metric:
+        raise ConfigurationError(f"keep_best: {given!r} is not '<metric>' (the least is best), '<metric>:min' or '<metric>:max'")
+    return Best(metric, Goal(goal))
+
+
+def _local(given: Any, spec: RunSettings | None, store: str) -> str | None:
+    if given is None:
+        path = spec.local if spec else None
+    elif not isinstance(given, (str, Path)) or "://" in str(given) or not str(given):
+        raise ConfigurationError(f"local: {given!r} is not a directory on this machine's own disk")
+    else:
+        path = str(Path(given).absolute())
+    if path is not None and Path(path).as_uri() == store:
+        raise ConfigurationError(f"local: {path} is the store itself; name a directory on this machine's own disk")
+    return path
+
+
+def _archive(given: Any, every_steps: int | None, spec: RunSettings | None, store: str) -> Archive | None:
+    every = _positive_int("archive_every_steps", every_steps, {}, None)
+    if given is None:
+        if every is not None:
+            raise ConfigurationError("archive_every_steps: given without archive; say where to copy to: archive='s3://bucket/prefix'")
+        archive = spec.archive if spec else None
+    elif not isinstance(given, (str, Path)) or not str(given):
+        raise ConfigurationError(f"archive: {given!r} is neither a URL nor a directory")
+    else:
+        archive = Archive(str(given).rstrip("/") if "://" in str(given) else Path(given).absolute().as_uri(), every)
+    if archive is not None and archive.store == store:
+        raise ConfigurationError(f"archive: {archive.store} is the store itself; name a second one")
+    return archive
+
+
+def _resume_from(given: Any, mode: Any) -> ResumePoint | None:
+    words = [word.value for word in ResumeMode]
+    if mode is not None and mode not in words:
+        raise ConfigurationError(f"mode: {mode!r} is not one of {', '.join(words)}")
+    if given is None:
+        if mode is not None:
+            raise ConfigurationError("mode: given without resume_from; name the checkpoint to begin from")
+        return None
+    if not isinstance(given, (str, Path)):
+        raise ConfigurationError(f"resume_from: a {type(given).__name__} is neither a URL nor a directory")
+    try:
+        place = parse_checkpoint(str(given) if "://" in str(given) else Path(given).absolute().as_uri())
+    except ContractError as error:
+        raise ConfigurationError(f"resume_from: {error}") from error
+    return ResumePoint(place.name.step, place.name.attempt, place.uri, "", ResumeMode(mode) if mode else ResumeMode.STRICT)
 
 
 def _run_name(run: str | None, environ: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
 """``make demo``: the main job end to end, with real faults, compared bit for bit with a run that had none.
 
+STORE=s3      checkpoints go to an S3 server (gofakes3 on this machine) instead of a shared directory
 DEMO_KEEP=1   leave the cluster up at the end and say how to look around
 CLUSTER=bare  or kind: which cluster, when both can be had
 """
@@ -27,9 +28,11 @@ from e2e.demo.story import Story
 from e2e.demo.timeline import Fault, differing_leaves, fault_table, judge, relaunch_table
 from e2e.images import Images
 from e2e.jobs import Cluster
+from e2e.s3 import ObjectStore, serving
 from e2e.workloads import digest
 from e2e.workloads.job import GPT, JobPlan
 
+STORES = ("file", "s3")
 NODES, WORKERS, NAME = 4, 3, "gpt"
 RECOVERY = {"lostNodeSeconds": 15, "terminationSeconds": 15}
 """A node counts as lost 15 s after its last sign of life (default 60), so that the demo stays short."""
@@ -37,6 +40,9 @@ RECOVERY = {"lostNodeSeconds": 15, "terminationSeconds": 15}
 
 def main() -> int:
     """Run the demo. Exit code 0 only when both recoveries lost steps, none began at 0, and every leaf is equal."""
+    if os.environ.get("STORE", "file") not in STORES:
+        print(f"STORE: {os.environ['STORE']!r} is not one of {', '.join(STORES)}", file=sys.stderr)
+        return 2
     console = Console(width=160)
     text = Path(sysconfig.get_path("stdlib"))
     spent: dict[str, float] = {}
@@ -51,8 +57,9 @@ def main() -> int:
             console.print(f"{GPT.steps} steps on {WORKERS} ranks, {len(reference)} leaves digested")
         with _timed(spent, "the job with its faults"):
             console.rule("the job")
-            plan = JobPlan(NAME, GPT, images.runtime.name, shared, text, WORKERS, recovery=RECOVERY)
-            happened = _play(cluster, console, plan)
+            with _object_store(shared) as objects:
+                plan = JobPlan(NAME, GPT, images.runtime.name, shared, text, WORKERS, recovery=RECOVERY, objects=objects)
+                happened = _play(cluster, console, plan)
         console.print(f"operator with one job: {install.operator_memory(driver):.0f} MB resident")
         ours = digest.read(plan.digests())
     finally:
@@ -79,8 +86,20 @@ def _prepare(driver: ClusterDriver, console: Console, spent: dict[str, float]) -
     return cluster, images
 
 
+@contextlib.contextmanager
+def _object_store(shared: Path) -> Iterator[ObjectStore | None]:
+    """The S3 server that STORE=s3 asks for; none for STORE=file, the default."""
+    if os.environ.get("STORE", "file") == "file":
+        yield None
+        return
+    directory = shared / "s3"
+    directory.mkdir()
+    with serving(directory) as objects:
+        yield objects
+
+
 def _play(cluster: Cluster, console: Console, plan: JobPlan) -> list[Fault]:
-    cluster.apply(plan.code(), install.with_torch(plan.job()))
+    cluster.apply(*plan.manifests(), install.with_torch(plan.job()))
     handle = cluster.job(NAME)
     story = Story(handle, Narrator(handle, console))
     happened = [story.cut_power(worker=1), story.break_gpu(worker=2)]

@@ -51,7 +51,7 @@ class Stage:
         manifest = install.with_torch(plan.job())
         if change is not None:
             change(manifest)
-        self.cluster.apply(plan.code(), manifest)
+        self.cluster.apply(*plan.manifests(), manifest)
         job = self.cluster.job(plan.name)
         self.started.append(job)
         return job

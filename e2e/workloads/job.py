@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from e2e.s3 import ObjectStore
+
 HERE = Path(__file__).parent
 STORE_PATH = "/checkpoints"
 TEXT_PATH = "/text"
@@ -42,7 +44,7 @@ TINY = Workload("tiny", steps=60, save_every=5, options=("--step-seconds=0.2",))
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What a scenario or the demo wants to apply. The store is a host directory that every node has."""
+    """What a scenario or the demo wants to apply. The store is a host directory that every node has, or a bucket."""
 
     name: str
     workload: Workload
@@ -54,6 +56,12 @@ class JobPlan:
     recovery: Manifest = field(default_factory=dict)
     checkpoint: Manifest = field(default_factory=dict)
     """Fields of spec.checkpoint that differ from the plan's own."""
+    objects: ObjectStore | None = None
+    """Where checkpoints go instead of the shared directory, which then only takes the digests."""
+
+    def manifests(self) -> list[Manifest]:
+        """Everything to apply but the job itself."""
+        return [self.code()] if self.objects is None else [self.code(), self.objects.secret()]
 
     def code(self) -> Manifest:
         """The ConfigMap with the script and its digest module."""
@@ -62,7 +70,8 @@ class JobPlan:
 
     def job(self) -> Manifest:
         """The ResilientTrainingJob."""
-        checkpoint = {"store": f"file://{STORE_PATH}", "every": {"steps": self.workload.save_every}} | self.checkpoint
+        store = {"store": f"file://{STORE_PATH}"} if self.objects is None else self.objects.checkpoint(self.name)
+        checkpoint = store | {"every": {"steps": self.workload.save_every}} | self.checkpoint
         spec: Manifest = {"workers": self.workers, "template": {"spec": self.pod_spec()}, "checkpoint": checkpoint}
         if self.recovery:
             spec["recovery"] = self.recovery
@@ -81,7 +90,7 @@ class JobPlan:
             "image": self.image,
             "imagePullPolicy": "Never",
             "command": [*self.command, f"{CODE_PATH}/train.py", *arguments],
-            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+            "env": [{"name": "OMP_NUM_THREADS", "value": "1"}, *([] if self.objects is None else self.objects.environment())],
             "resources": {"requests": {"cpu": "300m", "memory": "1Gi"}},
             "volumeMounts": mounts,
         }

@@ -31,7 +31,7 @@ def main() -> int:
     configure_logging(settings.log_level, settings.log_format)
     try:
         asyncio.run(run(settings, crash))
-    except (ConfigurationError, TlsError, MissingCrd) as error:
+    except (ConfigurationError, TlsError, MissingCrd, SettingsError) as error:
         log.critical("%s", error)
         return 2
     except Exception:  # the process's edge: whatever ended the operator is written where its administrator looks

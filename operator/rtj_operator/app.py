@@ -131,6 +131,7 @@ async def _stop(operator: Operator, tasks: Supervisor, watch: JobWatch, health: 
     await operator.heartbeat.stop()
     await tasks.cancel("passes", "resync")
     await watch.stop()
+    await operator.stores.close()
     await operator.events.flush(FLUSH_SECONDS)
     await tasks.cancel("lease")
     await operator.lease.release()

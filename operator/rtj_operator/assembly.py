@@ -35,6 +35,7 @@ from rtj_operator.decide.reply import reply
 from rtj_operator.heartbeat.beats import BeatBook
 from rtj_operator.heartbeat.server import HeartbeatServer
 from rtj_operator.heartbeat.tls import ServerTls
+from rtj_operator.manifests.base import NoStores, StoreReader
 from rtj_operator.manifests.ledger import Ledger
 from rtj_operator.observability.metrics import Metrics
 from rtj_operator.reconcile.act import Actor
@@ -47,7 +48,7 @@ from rtj_operator.reconcile.observe import Observer
 from rtj_operator.reconcile.reconciler import Reconciler
 from rtj_operator.reconcile.refusals import Refusals
 from rtj_operator.reconcile.work_queue import WorkQueue
-from rtj_operator.settings import OperatorSettings
+from rtj_operator.settings import OperatorSettings, SettingsError, variable_name
 
 
 @dataclass
@@ -63,6 +64,7 @@ class Operator:
     pods: PodCache
     nodes: NodeCache
     observer: Observer
+    stores: StoreReader
     events: EventRecorder
     tls: ServerTls
     beats: BeatBook
@@ -84,8 +86,18 @@ def make_identity(environment: Mapping[str, str]) -> str:
     return f"{socket.gethostname()}_{environment.get('POD_UID') or secrets.token_hex(8)}"
 
 
+def _store_reader(settings: OperatorSettings, wake: Callable[[str], None]) -> StoreReader:
+    if not settings.manifest_stores:
+        return NoStores()
+    try:
+        from rtj_operator.manifests.s3 import S3Reader  # boto3 is needed by those alone who let the operator read stores
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"{variable_name('manifest_stores')}: needs rtj[operator,s3]: {error}") from error
+    return S3Reader(settings.manifest_stores, wake, utc_now)
+
+
 async def build(settings: OperatorSettings, crash: CrashPoints, identity: str) -> Operator:
-    """Build the operator; no request is sent yet. Raises ConfigurationError and TlsError."""
+    """Build the operator; no request is sent yet. Raises ConfigurationError, TlsError and SettingsError."""
     configuration = await load_configuration(settings.kubeconfig or None)
     metrics = Metrics(CollectorRegistry(), version("rtj"))
     client = KubeClient(configuration, metrics, user_agent=f"{keys.FIELD_MANAGER}/{version('rtj')}")
@@ -118,13 +130,15 @@ async def build(settings: OperatorSettings, crash: CrashPoints, identity: str) -
         ledger.forget(job.uid)
         facts.forget(job.uid)
         refusals.forget(job.uid)
+        stores.forget(job.uid)
 
     jobs = JobCache(forget)
     pods = PodCache(client, settings.namespaces, wake)
     nodes = NodeCache(client, wake_node)
     facts = ApiFacts(client, trial_pod)
     lease = Lease(client, settings.lease_namespace, settings.lease_name, identity, duration_seconds=settings.lease_seconds)
-    observer = Observer(jobs, pods, nodes, beats, ledger, facts, refusals, client.outage)
+    stores = _store_reader(settings, wake)
+    observer = Observer(jobs, pods, nodes, beats, ledger, stores, facts, refusals, client.outage)
     events = EventRecorder(client, identity, metrics)
     writer = NodeWriter(client, metrics.node_cordoned, nodes.wrote, breaker)
     actor = Actor(client, worker_pod, writer, facts, refusals, crash, lease.is_held, utc_now, pods.created)
@@ -148,6 +162,7 @@ async def build(settings: OperatorSettings, crash: CrashPoints, identity: str) -
         pods=pods,
         nodes=nodes,
         observer=observer,
+        stores=stores,
         events=events,
         tls=ServerTls(settings.heartbeat_cert_file, settings.heartbeat_key_file),
         beats=beats,

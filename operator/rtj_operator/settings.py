@@ -6,17 +6,39 @@ The chart sets them from its values. It is not where a job's wishes are: those a
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from trainer_runtime.contract.codec import ContractError, from_jsonable
+from trainer_runtime.contract.place import S3, parse_store
+
 PREFIX: Final = "RTJ_OPERATOR_"
 
 
 class SettingsError(ValueError):
     """A variable that is missing or has a value that cannot be used. The message names the variable and what is allowed."""
+
+
+@dataclass(frozen=True)
+class ManifestPrefix:
+    """A part of an S3 store that the operator may read for the jobs of one namespace."""
+
+    namespace: str
+    """Jobs elsewhere that name the same store are not served: what may be read for whom is the administrator's word."""
+    prefix: str
+    """``s3://<bucket>/<prefix>``: a job's store is this, or lies below it."""
+    endpoint: str | None = None
+    """URL of the S3 API; must be what jobs write in spec.checkpoint.s3.endpoint. None: AWS, and jobs that write none."""
+    region: str | None = None
+    """Region of the bucket; None: what the SDK finds."""
+    credentials: str | None = None
+    """Directory with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and perhaps AWS_SESSION_TOKEN as files, read again at every look. None: what
+    the SDK finds: the service account's identity, or the environment."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +76,9 @@ class OperatorSettings:
     trusted_namespaces: tuple[str, ...] = ("*",)
     """Namespaces, comma-separated, whose pods' own word (exit reports, NVML, log lines) may cordon a node. ``*``: all, for clusters of one
     team. Elsewhere such evidence only makes that job avoid the node."""
+    manifest_stores: tuple[ManifestPrefix, ...] = ()
+    """Where the operator reads manifests itself before it chooses a resume point: a JSON list of objects with the fields of ManifestPrefix.
+    Empty: it chooses from what workers report."""
     metrics_port: int = 8080
     """TCP port of /metrics, /healthz and /readyz."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -110,11 +135,42 @@ def _read(name: str, kind: Any, text: str) -> Any:
         if text not in allowed:
             raise SettingsError(f"{variable_name(name)}: {text!r} is not one of {', '.join(allowed)}")
         return text
+    if kind == tuple[ManifestPrefix, ...]:
+        return _read_manifest_stores(variable_name(name), text)
     if typing.get_origin(kind) is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if kind is int:
         return _read_integer(name, text)
     return Path(text) if kind is Path else text
+
+
+def _read_manifest_stores(variable: str, text: str) -> tuple[ManifestPrefix, ...]:
+    try:
+        items = json.loads(text)
+        if not isinstance(items, list):
+            raise SettingsError(f"{variable}: is not a JSON list")
+        return tuple(_read_prefix(f"{variable}[{place}]", item) for place, item in enumerate(items))
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"{variable}: is not JSON: {error}") from error
+
+
+def _read_prefix(path: str, item: Any) -> ManifestPrefix:
+    known = {field.name for field in dataclasses.fields(ManifestPrefix)}
+    unknown = sorted(item.keys() - known) if isinstance(item, dict) else []
+    if unknown:
+        raise SettingsError(f"{path}.{unknown[0]}: no such field; there are {', '.join(sorted(known))}")
+    try:
+        prefix = from_jsonable(ManifestPrefix, item)
+        place = parse_store(prefix.prefix)
+    except ContractError as error:
+        raise SettingsError(f"{path}: {error}") from error
+    if place.scheme != S3:
+        raise SettingsError(f"{path}.prefix: {prefix.prefix!r} does not begin with s3://")
+    if not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", prefix.namespace):
+        raise SettingsError(f"{path}.namespace: {prefix.namespace!r} is not the name of a namespace")
+    if prefix.endpoint is not None and not prefix.endpoint.startswith(("https://", "http://")):
+        raise SettingsError(f"{path}.endpoint: {prefix.endpoint!r} does not begin with https:// or http://")
+    return dataclasses.replace(prefix, prefix=place.url, endpoint=prefix.endpoint.rstrip("/") if prefix.endpoint else None)
 
 
 def _read_integer(name: str, text: str) -> int:

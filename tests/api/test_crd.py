@@ -16,6 +16,7 @@ from rtj_operator.api.crd.__main__ import main
 from rtj_operator.api.crd.definition import custom_resource_definition
 from rtj_operator.api.crd.files import CHART, PLAIN, ROOT, generated_files
 from rtj_operator.api.crd.schema import SchemaError, structural_schema
+from trainer_runtime.contract.allow import ALLOW_WORDS
 
 
 def walk(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -73,9 +74,12 @@ def test_only_the_spec_has_defaults() -> None:
 
 def test_what_does_not_work_yet_has_no_field() -> None:
     spec = ROOT_SCHEMA["properties"]["spec"]["properties"]
-    assert not spec["checkpoint"]["properties"].keys() & {"resumeFrom", "allow", "s3", "tiers"}
     assert "hangSeconds" not in spec["recovery"]["properties"]
-    assert spec["checkpoint"]["properties"]["keep"]["properties"].keys() == {"last", "everySteps"}
+
+
+def test_the_words_that_allow_a_difference_are_the_runtimes() -> None:
+    allow = ROOT_SCHEMA["properties"]["spec"]["properties"]["checkpoint"]["properties"]["allow"]
+    assert allow["items"]["enum"] == list(ALLOW_WORDS)
 
 
 def test_a_list_without_a_bound_cannot_become_a_schema() -> None:

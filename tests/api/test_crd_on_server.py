@@ -101,7 +101,13 @@ def test_what_names_the_gang_and_the_run_cannot_change(
 MUTABLE = [
     pytest.param({"suspend": True}, id="suspend"),
     pytest.param({"checkpoint": {"every": {"steps": 10}}}, id="every"),
-    pytest.param({"checkpoint": {"keep": {"last": 2}}}, id="keep"),
+    pytest.param({"checkpoint": {"keep": {"last": 2, "best": {"metric": "loss"}, "daily": 7, "weekly": 4}}}, id="keep"),
+    pytest.param({"checkpoint": {"allow": ["worldSize"]}}, id="allow"),
+    pytest.param({"checkpoint": {"local": {"path": "/scratch"}}}, id="local"),
+    pytest.param({"checkpoint": {"archive": {"store": "s3://archive/a"}, "s3": {"region": "eu-1"}}}, id="archive"),
+    pytest.param(
+        {"checkpoint": {"resumeFrom": {"uri": "s3://bucket/other/steps/0000000500-00000002", "mode": "WarmStart"}}}, id="resumeFrom"
+    ),
     pytest.param({"recovery": {"nodeRemediation": "Off", "budgets": {"application": 0}}}, id="recovery"),
     pytest.param({"ttlSecondsAfterFinished": 60}, id="ttl"),
 ]

@@ -93,6 +93,65 @@ def test_a_store_that_would_be_lost_with_the_pod_is_refused(changes: dict[str, A
     assert says in error
 
 
+SCRATCH = {"name": "scratch", "mountPath": "/scratch"}
+_MOUNTS = "spec.template.spec.containers.0.volumeMounts.1"
+_VOLUMES = "spec.template.spec.volumes.1"
+OTHER_PATHS = [
+    pytest.param(
+        {"spec.checkpoint.archive": {"store": "file:///archive"}}, "spec.checkpoint.archive.store", "on no volume", id="an archive on none"
+    ),
+    pytest.param(
+        {"spec.checkpoint.resumeFrom": {"uri": "file:///other/run/steps/0000000500-00000002"}},
+        "spec.checkpoint.resumeFrom.uri",
+        "on no volume",
+        id="a source on none",
+    ),
+    pytest.param({"spec.checkpoint.local": {"path": "/scratch"}}, "spec.checkpoint.local.path", "on no volume", id="a local tier on none"),
+    pytest.param(
+        {"spec.checkpoint.local": {"path": "/scratch/a"}, _MOUNTS: SCRATCH, _VOLUMES: {"name": "scratch", "configMap": {"name": "c"}}},
+        "spec.checkpoint.local.path",
+        "configMap",
+        id="a local tier that cannot be written",
+    ),
+    pytest.param(
+        {"spec.checkpoint.local": {"path": "/checkpoints/a"}}, "spec.checkpoint.local.path", "in the store", id="a local tier in the store"
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "field", "says"), OTHER_PATHS)
+def test_a_path_that_is_on_no_fitting_volume_is_told_by_its_field(changes: dict[str, Any], field: str, says: str) -> None:
+    error = Job.parse(stored(changes)).spec_error
+    assert error.startswith(f"{field}: ")
+    assert says in error
+
+
+@pytest.mark.parametrize("source", [{"emptyDir": {}}, {"hostPath": {"path": "/mnt"}}, {"ephemeral": {}}], ids=lambda one: next(iter(one)))
+def test_a_local_tier_may_be_on_a_volume_that_ends_with_the_pod(source: dict[str, Any]) -> None:
+    changes = {"spec.checkpoint.local": {"path": "/scratch"}, _MOUNTS: SCRATCH, _VOLUMES: {"name": "scratch", **source}}
+    assert Job.parse(stored(changes)).spec_error == ""
+
+
+def test_an_s3_store_needs_no_volume() -> None:
+    job = Job.parse(stored({"spec.checkpoint.store": "s3://bucket/prefix/", "spec.template.spec.volumes": []}))
+    assert job.spec is not None and job.spec.checkpoint.store == "s3://bucket/prefix"
+
+
+def test_s3_settings_may_be_for_the_source_alone() -> None:
+    source = {"uri": "s3://bucket/other/steps/0000000500-00000002"}
+    assert Job.parse(stored({"spec.checkpoint.s3": {"region": "eu-1"}, "spec.checkpoint.resumeFrom": source})).spec_error == ""
+
+
+OWN = "file:///checkpoints/{run}/steps/0000000500-00000002"
+
+
+@pytest.mark.parametrize(("run", "changes"), [("ml.gpt", {}), ("r", {"spec.checkpoint.run": "r"})], ids=["the default run", "a named run"])
+def test_a_source_in_the_jobs_own_run_is_refused(run: str, changes: dict[str, Any]) -> None:
+    job = Job.parse(stored({**changes, "spec.checkpoint.resumeFrom": {"uri": OWN.format(run=run)}}))
+    assert job.spec_error.startswith("spec.checkpoint.resumeFrom.uri: ")
+    assert "own run" in job.spec_error
+
+
 PROCS = [
     ("auto without a GPU", {}, 1),
     ("auto with eight GPUs", {"spec.template.spec.containers.0.resources": {"limits": {"nvidia.com/gpu": "8"}}}, 8),

@@ -7,6 +7,8 @@ from typing import Any
 
 from tests.api.jobs import REMOVED, TEMPLATE
 
+SOURCE = "file:///checkpoints/other/steps/0000000500-00000002"
+_S3 = {"spec.checkpoint.store": "s3://bucket/prefix"}
 _CONTAINER = "spec.template.spec.containers.0"
 
 
@@ -29,8 +31,65 @@ WRONG = [
     Wrong("procs per worker as a word that is not auto", {"spec.procsPerWorker": "gpu"}, "spec.procsPerWorker"),
     Wrong("no processes", {"spec.procsPerWorker": 0}, "spec.procsPerWorker"),
     Wrong("no store", {"spec.checkpoint": {}}, "spec.checkpoint.store"),
-    Wrong("an s3 store", {"spec.checkpoint.store": "s3://bucket/prefix"}, "spec.checkpoint.store", "s3://"),
-    Wrong("a store without a scheme", {"spec.checkpoint.store": "/checkpoints"}, "spec.checkpoint.store", "file:///"),
+    Wrong("a store without a scheme", {"spec.checkpoint.store": "/checkpoints"}, "spec.checkpoint.store", "file:///<path> or s3://"),
+    Wrong("a store of another scheme", {"spec.checkpoint.store": "gs://bucket/a"}, "spec.checkpoint.store", "file:///<path> or s3://"),
+    Wrong("a store without a path", {"spec.checkpoint.store": "file:///"}, "spec.checkpoint.store", "below /"),
+    Wrong("a bucket in capitals", {"spec.checkpoint.store": "s3://Bucket/a"}, "spec.checkpoint.store", "lower-case"),
+    Wrong("a bucket of two letters", {"spec.checkpoint.store": "s3://ab"}, "spec.checkpoint.store", "3 to 63"),
+    Wrong("a bucket with two dots in a row", {"spec.checkpoint.store": "s3://a..b/c"}, "spec.checkpoint.store", "no '..'"),
+    Wrong("a bucket that is an address", {"spec.checkpoint.store": "s3://10.0.0.1/a"}, "spec.checkpoint.store", "IPv4"),
+    Wrong("a prefix with an empty part", {"spec.checkpoint.store": "s3://bucket//a"}, "spec.checkpoint.store", "single slashes"),
+    Wrong("a prefix that climbs", {"spec.checkpoint.store": "s3://bucket/a/../b"}, "spec.checkpoint.store", "'..'"),
+    Wrong("s3 settings without an s3 store", {"spec.checkpoint.s3": {"region": "eu-1"}}, "spec.checkpoint", "begins with s3://"),
+    Wrong("an endpoint without a scheme", {**_S3, "spec.checkpoint.s3": {"endpoint": "s3.example"}}, "spec.checkpoint.s3.endpoint", "http"),
+    Wrong(
+        "a password in an endpoint",
+        {**_S3, "spec.checkpoint.s3": {"endpoint": "https://me:secret@s3.example"}},
+        "spec.checkpoint.s3.endpoint",
+        "without a user name",
+    ),
+    Wrong("an allow word nobody knows", {"spec.checkpoint.allow": ["everything"]}, "spec.checkpoint.allow.0", "worldSize"),
+    Wrong("a best one without a metric", {"spec.checkpoint.keep": {"best": {}}}, "spec.checkpoint.keep.best.metric"),
+    Wrong(
+        "a best one of an unknown mode",
+        {"spec.checkpoint.keep": {"best": {"metric": "loss", "mode": "lowest"}}},
+        "spec.checkpoint.keep.best.mode",
+        "min",
+    ),
+    Wrong("no daily ones", {"spec.checkpoint.keep": {"daily": 0}}, "spec.checkpoint.keep.daily", "1"),
+    Wrong("weekly ones for centuries", {"spec.checkpoint.keep": {"weekly": 5201}}, "spec.checkpoint.keep.weekly", "520"),
+    Wrong("a source without a URI", {"spec.checkpoint.resumeFrom": {"mode": "Strict"}}, "spec.checkpoint.resumeFrom.uri"),
+    Wrong(
+        "a source that is a run",
+        {"spec.checkpoint.resumeFrom": {"uri": "file:///checkpoints/other"}},
+        "spec.checkpoint.resumeFrom.uri",
+        "<store>/<run>/steps/<step 10 digits>-<attempt 8 digits>",
+    ),
+    Wrong(
+        "a source of an unknown mode",
+        {"spec.checkpoint.resumeFrom": {"uri": SOURCE, "mode": "Warm"}},
+        "spec.checkpoint.resumeFrom.mode",
+        "WarmStart",
+    ),
+    Wrong(
+        "a source and a fresh start",
+        {"spec.checkpoint.resumeFrom": {"uri": SOURCE}, "spec.checkpoint.startFresh": True},
+        "spec.checkpoint",
+        "startFresh and",
+    ),
+    Wrong("a local tier without a path", {"spec.checkpoint.local": {}}, "spec.checkpoint.local.path"),
+    Wrong("a local path that climbs", {"spec.checkpoint.local": {"path": "/a/../b"}}, "spec.checkpoint.local.path", "'..'"),
+    Wrong("a relative local path", {"spec.checkpoint.local": {"path": "scratch"}}, "spec.checkpoint.local.path", "absolute"),
+    Wrong("an archive without a store", {"spec.checkpoint.archive": {"everySteps": 10}}, "spec.checkpoint.archive.store"),
+    Wrong(
+        "an archive in a bucket that cannot be", {"spec.checkpoint.archive": {"store": "s3://A"}}, "spec.checkpoint.archive.store", "3 to"
+    ),
+    Wrong(
+        "an archive in the store itself",
+        {"spec.checkpoint.archive": {"store": "file:///checkpoints"}},
+        "spec.checkpoint",
+        "the same place",
+    ),
     Wrong("a store that climbs", {"spec.checkpoint.store": "file:///checkpoints/../etc"}, "spec.checkpoint.store", "'..'"),
     Wrong("a run that climbs", {"spec.checkpoint.run": "a..b"}, "spec.checkpoint.run", "'..'"),
     Wrong("never save", {"spec.checkpoint.every": {}}, "spec.checkpoint.every", "at least one of steps and seconds"),

@@ -9,7 +9,7 @@ from rtj_operator.build.assignment import assignment_for, attempt_settings
 from rtj_operator.build.errors import UnusableSpec
 from rtj_operator.build.rendezvous import FIRST_PORT, PORTS, rendezvous_for
 from tests.api.jobs import stored
-from trainer_runtime.contract.assignment import Keep, ResumePoint, SaveEvery
+from trainer_runtime.contract.assignment import Archive, Best, Goal, Keep, ResumeMode, ResumePoint, S3Settings, SaveEvery
 
 STATUS = JobStatus(attempt=5, gang=3)
 
@@ -44,6 +44,35 @@ def test_a_changed_spec_acts_at_the_next_attempt() -> None:
     assert assignment_for(changed, 0, status).settings.save_every == SaveEvery(steps=100)
     after = assignment_for(changed, 0, status.evolve(attempt_settings=attempt_settings(changed.spec))).settings
     assert (after.save_every, after.keep) == (SaveEvery(seconds=60.0), Keep(last=2, every_steps=50))
+
+
+def test_what_the_runtime_obeys_travels_whole() -> None:
+    job = Job.parse(
+        stored(
+            {
+                "spec.checkpoint.store": "s3://bucket/a",
+                "spec.checkpoint.s3": {"endpoint": "https://s3.example/", "region": "eu-1"},
+                "spec.checkpoint.keep": {"last": 2, "best": {"metric": "accuracy", "mode": "max"}, "daily": 7, "weekly": 4},
+                "spec.checkpoint.allow": ["worldSize", "data", "worldSize"],
+                "spec.checkpoint.local": {"path": "/checkpoints/"},
+                "spec.checkpoint.archive": {"store": "s3://archive", "everySteps": 1000},
+            }
+        )
+    )
+    assert job.spec is not None, job.spec_error
+    settings = assignment_for(job, 0, STATUS).settings
+    assert settings.keep == Keep(last=2, best=Best("accuracy", Goal.MAX), daily=7, weekly=4)
+    assert settings.allow == ("worldSize", "data")
+    assert settings.s3 == S3Settings("https://s3.example", "eu-1")
+    assert (settings.local, settings.archive) == ("/checkpoints", Archive("s3://archive", 1000))
+
+
+def test_a_checkpoint_that_a_person_named_comes_without_a_digest() -> None:
+    uri = "s3://bucket/other/steps/0000000500-00000002"
+    point = AttemptResume(step=500, attempt=2, uri=uri, mode=ResumeMode.WARM_START, foreign=True)
+    assert assignment_for(Job.parse(stored()), 0, STATUS.evolve(resume_point=point)).resume == ResumePoint(
+        500, 2, uri, "", ResumeMode.WARM_START
+    )
 
 
 def test_a_spec_that_cannot_be_used_says_why() -> None:

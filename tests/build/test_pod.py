@@ -34,7 +34,11 @@ RICH: dict[str, Any] = {
     "spec.procsPerWorker": 2,
     "spec.checkpoint.run": "team-a.gpt",
     "spec.checkpoint.every": {"steps": 500, "seconds": 7200},
-    "spec.checkpoint.keep": {"last": 3, "everySteps": 1000},
+    "spec.checkpoint.keep": {"last": 3, "everySteps": 1000, "best": {"metric": "loss"}, "daily": 7, "weekly": 4},
+    "spec.checkpoint.allow": ["worldSize", "data"],
+    "spec.checkpoint.local": {"path": "/scratch/ckpt"},
+    "spec.checkpoint.archive": {"store": "s3://archive/team-a", "everySteps": 10000},
+    "spec.checkpoint.s3": {"endpoint": "https://s3.example", "region": "eu-1"},
     "spec.recovery": {"terminationSeconds": 60, "startSeconds": 600},
     "spec.template.metadata": {"labels": {"team": "a", "rtj.dev/gang": "forged"}, "annotations": {"note": "kept"}},
     "spec.template.spec.tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -49,10 +53,15 @@ RICH: dict[str, Any] = {
     f"{CONTAINER}.env": [{"name": "OMP_NUM_THREADS", "value": "4"}],
     f"{CONTAINER}.resources": {"limits": {"nvidia.com/gpu": "2", "memory": "64Gi"}},
     f"{CONTAINER}.terminationMessagePath": "/tmp/end",
-    f"{CONTAINER}.volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}, {"name": "shm", "mountPath": "/dev/shm"}],
+    f"{CONTAINER}.volumeMounts": [
+        {"name": "checkpoints", "mountPath": "/checkpoints"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "scratch", "mountPath": "/scratch"},
+    ],
     "spec.template.spec.volumes": [
         {"name": "checkpoints", "nfs": {"server": "nfs.example", "path": "/ckpt"}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}},
+        {"name": "scratch", "hostPath": {"path": "/mnt/nvme"}},
     ],
 }
 RICH_STATUS = JobStatus(

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rtj_operator.api.v1alpha1 import Job
-from rtj_operator.build.run_key import run_key
+from rtj_operator.build.run_key import run_key, source_key
 from tests.api.jobs import stored
+from trainer_runtime.contract.layout import StepName
 
 VOLUMES = "spec.template.spec.volumes"
 MOUNTS = "spec.template.spec.containers.0.volumeMounts"
@@ -59,6 +60,32 @@ def test_a_sub_path_and_a_directory_that_mean_the_same_place_have_the_same_key()
     by_mount = key({MOUNTS: [{"name": "checkpoints", "mountPath": "/checkpoints", "subPath": "a"}]})
     by_path = key({"spec.checkpoint.store": "file:///checkpoints/a"})
     assert by_mount == by_path
+
+
+S3 = {"spec.checkpoint.store": "s3://bucket/a", "spec.checkpoint.s3": {"endpoint": "https://s3.example"}}
+
+
+def test_a_bucket_is_the_same_place_for_every_namespace_and_every_way_of_reaching_it() -> None:
+    elsewhere = {**S3, "metadata.namespace": "other", "spec.checkpoint.s3": {"region": "eu-1"}}
+    assert key(S3) == key(elsewhere) == key({**S3, "spec.checkpoint.store": "s3://bucket/a/"})
+
+
+@pytest.mark.parametrize("changes", [{"spec.checkpoint.store": "s3://bucket/b"}, {"spec.checkpoint.run": "s"}], ids=["prefix", "run"])
+def test_another_place_in_a_bucket_has_another_key(changes: dict[str, Any]) -> None:
+    assert key({**S3, **changes}) != key(S3)
+
+
+SOURCES = [
+    pytest.param({}, "file:///checkpoints/r/steps/0000000500-00000002", id="on the same claim"),
+    pytest.param({"spec.checkpoint.store": "s3://bucket/b"}, "s3://bucket/a/r/steps/0000000500-00000002", id="in a bucket"),
+]
+
+
+@pytest.mark.parametrize(("changes", "uri"), SOURCES)
+def test_a_source_has_the_key_of_the_run_that_it_lies_in(changes: dict[str, Any], uri: str) -> None:
+    user = Job.parse(stored({"spec.checkpoint.run": "other", **changes, "spec.checkpoint.resumeFrom": {"uri": uri}}))
+    owner = {"spec.checkpoint.store": uri.partition("/r/")[0]}
+    assert source_key(user) == (key(owner), StepName(500, 2))
 
 
 def test_the_deepest_mount_counts() -> None:

@@ -15,7 +15,7 @@ from cryptography import x509
 from e2e.cluster.errors import ClusterError
 from rtj_operator.api import keys
 from rtj_operator.api.crd.definition import NAME, custom_resource_definition
-from rtj_operator.settings import PREFIX, load_settings
+from rtj_operator.settings import PREFIX, ManifestPrefix, load_settings
 from tests.chart.rendering import CHART, KUBE_VERSION, Objects, helm, operator_environment, render, set_values
 
 pytestmark = pytest.mark.api
@@ -54,6 +54,18 @@ def test_values_reach_the_settings() -> None:
     assert (settings.cordon_max_percent_in_window, settings.cordon_max_percent_standing) == (5, 10)
     assert (settings.trusted_namespaces, settings.log_level, settings.log_format) == (("team-a",), "DEBUG", "text")
     assert (settings.heartbeat_port, settings.metrics_port, settings.lease_seconds) == (9443, 9090, 30)
+    assert settings.manifest_stores == (
+        ManifestPrefix("team-a", "s3://checkpoints/team-a", "https://s3.example", "eu-1", "/etc/rtj/stores/0"),
+        ManifestPrefix("team-b", "s3://checkpoints/team-b"),
+    )
+
+
+def test_a_stores_secret_is_mounted_where_the_operator_looks_for_it() -> None:
+    pod = render("--values", str(CHART / "ci" / "everything-values.yaml"))["Deployment", "training"]["spec"]["template"]["spec"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+    assert mounts["store-0"] == "/etc/rtj/stores/0" and secrets["store-0"] == "reader"
+    assert "store-1" not in mounts and "store-1" not in secrets
 
 
 JOB_RIGHTS = {
@@ -160,6 +172,8 @@ WRONG_VALUES = [
     pytest.param("remediation.mode=Maybe", "mode", id="a word that is not allowed"),
     pytest.param("remediation.breaker.maxInWindow=0", "maxInWindow", id="a number out of range"),
     pytest.param("heartbeat.port=80", "port", id="a port that needs a capability"),
+    pytest.param("manifestStores[0].prefix=s3://b", "manifestStores", id="a store without a namespace"),
+    pytest.param("manifestStores[0].bucket=b", "manifestStores", id="a store with an unknown key"),
     pytest.param("watchNamespaces={UPPER}", "watchNamespaces", id="a namespace that cannot be"),
 ]
 

@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, open_world, point, state
-from trainer_runtime.checkpoint.cleaning import TRASH_SECONDS, delete_checkpoints, propose_deletions, sweep
+from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, only, open_world, point, shared, state
+from trainer_runtime.checkpoint.cleaning import (
+    TRASH_SECONDS,
+    delete_checkpoints,
+    find_sources,
+    find_unnamed_frozen,
+    propose_deletions,
+    read_held,
+    sweep,
+)
+from trainer_runtime.checkpoint.commit import Writer
+from trainer_runtime.checkpoint.documents import find_reference
 from trainer_runtime.checkpoint.inventory import list_committed
-from trainer_runtime.contract.assignment import Keep
+from trainer_runtime.checkpoint.reference import Reference
+from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS
+from trainer_runtime.checkpoint.unchanged import LEAST_BYTES
+from trainer_runtime.checkpoint.verify import verify_checkpoint
+from trainer_runtime.contract.assignment import Keep, ResumeMode
+from trainer_runtime.contract.beat import CheckpointRecord
+from trainer_runtime.contract.codec import dumps
 from trainer_runtime.contract.layout import StepName
-from trainer_runtime.errors import Fenced
+from trainer_runtime.contract.manifest import Fence
+from trainer_runtime.errors import Fenced, StoreUnavailable
+from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.store.base import AlreadyInStore
 from trainer_runtime.store.posix import PosixStore
 
@@ -26,7 +46,7 @@ def test_what_retention_proposes_is_moved_to_the_trash_and_emptied_after_a_day(s
     with attempt_on(store) as attempt:
         saved_steps(attempt, 1, 2, 3, 4)
         writer = attempt.opened[0].writer
-        names = propose_deletions(store, RUN, Keep(last=2), None, now=0.0)
+        names = propose_deletions(store, RUN, read_held(store, RUN), Keep(last=2), (), now=0.0)
         assert names == (StepName(2, 1),), "step 1 is tagged"
         delete_checkpoints(store, RUN, writer, names)
         delete_checkpoints(store, RUN, writer, names)  # a grant may come twice
@@ -89,4 +109,69 @@ def test_a_checkpoint_whose_manifest_cannot_be_read_is_left_to_a_person(store: P
         saved_steps(attempt, 2, 3)
         record = attempt.saved(4, [state(4.0)])
     (directory_of(store, record).parent / str(StepName(2, 1)) / "manifest.json").write_text("{")
-    assert propose_deletions(store, RUN, Keep(last=1), None, now=1e12) == (StepName(3, 1),)
+    assert propose_deletions(store, RUN, read_held(store, RUN), Keep(last=1), (), now=1e12) == (StepName(3, 1),)
+
+
+def test_what_another_run_began_from_is_never_proposed(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        saved_steps(attempt, 2, 3, 4)
+    source = point(attempt.records[0][1])
+    fence = Fence(1, "job-b", "pod", "nonce", replace(source, mode=ResumeMode.WARM_START), RUN)
+    store.create("fine-tune/fences/00000001", dumps(fence).encode())
+    assert find_sources(store, RUN) == {StepName(2, 1)}
+    assert propose_deletions(store, RUN, read_held(store, RUN), Keep(last=1), (), now=0.0) == (StepName(3, 1),)
+
+
+def test_nothing_is_proposed_while_nobody_can_say_what_another_run_began_from(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        saved_steps(attempt, 2, 3)
+    store.create("fine-tune/fences/00000001", b"{")
+    with pytest.raises(StoreUnavailable, match="fine-tune/fences/00000001: this fence cannot be read"):
+        propose_deletions(store, RUN, read_held(store, RUN), Keep(last=1), (), now=0.0)
+
+
+def frozen_state(value: float) -> Snapshot:
+    """A base that training leaves alone, and an adapter."""
+    base = torch.full((LEAST_BYTES // 4,), value)
+    return only(Leaf("model/base", base, Kind.MODEL, True, frozen_version=base._version), shared("model/adapter", torch.full((8,), value)))
+
+
+@pytest.fixture
+def two_bases(store: PosixStore) -> tuple[Writer, CheckpointRecord]:
+    """Two attempts with different bases. Returns the second one's writer, and the first one's checkpoint."""
+    with attempt_on(store) as attempt:
+        first = attempt.saved(1, [frozen_state(1.0)])
+    with attempt_on(store, attempt=2, resume=point(first)) as attempt:
+        attempt.saved(2, [frozen_state(2.0)])
+        return attempt.opened[0].writer, first
+
+
+def test_a_frozen_file_goes_a_day_after_the_last_checkpoint_that_names_it(
+    store: PosixStore, two_bases: tuple[Writer, CheckpointRecord]
+) -> None:
+    writer, first = two_bases
+    old, new = sorted(store.list(f"{RUN}/frozen"), key=lambda name: store.modified_at(f"{RUN}/frozen/{name}"))
+    sweep(store, RUN, writer, now=1e12)
+    assert len(store.list(f"{RUN}/frozen")) == 2, "both are named"
+
+    delete_checkpoints(store, RUN, writer, [StepName(first.step, first.attempt)])
+    changed_at = store.modified_at(f"{RUN}/frozen/{old}")
+    sweep(store, RUN, writer, now=changed_at + ABANDONED_SECONDS - 1)
+    assert len(store.list(f"{RUN}/frozen")) == 2, "a save in flight may be about to name it"
+    sweep(store, RUN, writer, now=changed_at + ABANDONED_SECONDS)
+    assert store.list(f"{RUN}/frozen") == (new,)
+    verify_checkpoint(store, reference_at(store, StepName(2, 2)))
+
+
+def test_frozen_files_stay_while_one_checkpoint_cannot_be_read(store: PosixStore, two_bases: tuple[Writer, CheckpointRecord]) -> None:
+    writer, first = two_bases
+    delete_checkpoints(store, RUN, writer, [StepName(first.step, first.attempt)])
+    assert len(find_unnamed_frozen(store, RUN, now=1e12)) == 1
+    (store._root / RUN / "steps" / str(StepName(2, 2)) / "ranks" / "00000.json").unlink()
+    assert find_unnamed_frozen(store, RUN, now=1e12) == ()
+
+
+def reference_at(store: PosixStore, name: StepName) -> Reference:
+    reference = find_reference(store, RUN, name)
+    assert reference is not None
+    return reference

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.checkpoint.world import RUN, attempt_on, only, shared, state, states, writer
-from trainer_runtime.checkpoint.engine import Engine
-from trainer_runtime.checkpoint.exchange import LocalExchange
+from tests.checkpoint.world import RUN, attempt_on, only, shared, state, states
+from trainer_runtime.checkpoint import memory
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.codec import loads
 from trainer_runtime.contract.manifest import VerifiedMark, parse_manifest
@@ -101,27 +102,54 @@ def test_an_empty_state_can_be_saved(store: PosixStore) -> None:
         attempt.saved(1, [only()])
 
 
-def test_preparing_takes_the_memory_before_the_first_save_and_keeps_it(store: PosixStore) -> None:
+def test_preparing_takes_the_memory_of_both_generations_before_the_first_save_and_keeps_it(store: PosixStore) -> None:
     snapshot = only(shared("model/w", torch.ones(4096, 4096)))
     with attempt_on(store) as attempt:
         (engine,) = attempt.engines
         engine.prepare(snapshot)
-        before = resident_bytes()
+        before = max(arenas(), key=lambda arena: arena.resident_kib)
+        assert before.resident_kib >= 2 * 64 * 1024
         for step in range(1, 4):
             attempt.saved(step, [snapshot])
-        assert resident_bytes() - before < 40 * 1024 * 1024, "two 16 MiB buffers of the read-back and no second stage"
+        assert before.begin in {arena.begin for arena in arenas()}
 
 
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+@dataclass(frozen=True)
+class Mapping:
+    begin: str
+    resident_kib: int
+
+
+def arenas() -> list[Mapping]:
+    """Every mapping of a stage in this process."""
+    found = []
+    for block in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE):
+        resident = re.search(r"^Rss: +(\d+) kB", block, re.MULTILINE)
+        if "memfd:rtj-arena" in block and resident is not None:
+            found.append(Mapping(block.partition("-")[0], int(resident[1])))
+    return found
 
 
 def test_a_stage_larger_than_memory_is_refused_with_numbers(store: PosixStore) -> None:
     huge = only(shared("model/w", torch.empty(1, dtype=torch.uint8).expand(1 << 20, 1 << 24)))
-    engine = Engine(store=store, run=RUN, writer=writer(attempt=1), exchange=LocalExchange(), on_record=lambda record: None)
-    try:
-        with pytest.raises(SaveFailed, match=r"staging a checkpoint needs 16,777,280 MiB of host memory"):
-            engine.prepare(huge)
-    finally:
-        engine.close(60)
+    with attempt_on(store) as attempt, pytest.raises(SaveFailed, match=r"staging a checkpoint needs 16,777,2\d\d MiB of host memory"):
+        attempt.engines[0].prepare(huge)
+
+
+def test_a_rank_without_memory_fails_the_save_on_every_rank_at_once(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with attempt_on(store, ranks=3, deadline_seconds=600) as attempt:
+        attempt.engines[0].stage(state(1.0), step=1, epoch=0, samples=0, strict={})
+        attempt.engines[1].stage(state(1.0, rank=1), step=1, epoch=0, samples=0, strict={})
+        monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+        attempt.engines[2].stage(state(1.0, rank=2), step=1, epoch=0, samples=0, strict={})
+        assert all("staging a checkpoint needs" in str(result.error) for result in attempt.results())
+
+
+def test_memory_for_one_generation_is_enough(store: PosixStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: memory.RESERVE_BYTES + 50 * 1024)
+    with attempt_on(store) as attempt:
+        for step in (1, 2):
+            attempt.saved(step, [state(float(step))])
+    assert [message for message in caplog.messages if "not two" in message] == [
+        "host memory has room for one copy of a checkpoint, not two: the last one staged is not kept while the next is filled"
+    ]

@@ -41,22 +41,22 @@ INDEX = (
     '{"name":"rank00000/data","value":{"dict":[["cursor",24]]}},'
     '{"name":"scheduler","value":{"dict":[["last",3],[1,{"tuple":[{"float":"0x1.0000000000000p-1"},null]}]]}}],'
     '"rank":0,"tensors":['
-    '{"alias_of":null,"chunks":[{"byte_offset":4112,"file":"data/00000-model-0.safetensors","nbytes":4,"offset":[0],"size":[2]}],'
+    '{"alias_of":null,"chunks":[{"byte_offset":4112,"file":"data/00000-model-0.safetensors","fingerprint":2192198272,"nbytes":4,"offset":[0],"size":[2]}],'
     '"dtype":"BF16","global_shape":[2],"name":"model/bias","requires_grad":true},'
-    '{"alias_of":null,"chunks":[{"byte_offset":4096,"file":"data/00000-model-0.safetensors","nbytes":16,"offset":[0,0],"size":[2,2]}],'
+    '{"alias_of":null,"chunks":[{"byte_offset":4096,"file":"data/00000-model-0.safetensors","fingerprint":884998144,"nbytes":16,"offset":[0,0],"size":[2,2]}],'
     '"dtype":"F32","global_shape":[2,2],"name":"model/weight","requires_grad":true},'
-    '{"alias_of":null,"chunks":[{"byte_offset":4096,"file":"data/00000-optim-0.safetensors","nbytes":8,"offset":[],"size":[]}],'
+    '{"alias_of":null,"chunks":[{"byte_offset":4096,"file":"data/00000-optim-0.safetensors","fingerprint":606671825,"nbytes":8,"offset":[],"size":[]}],'
     '"dtype":"I64","global_shape":[],"name":"optim/weight/step","requires_grad":false},'
-    '{"alias_of":null,"chunks":[{"byte_offset":4096,"file":"data/00000-extra-0.safetensors","nbytes":1,"offset":[0],"size":[1]}],'
+    '{"alias_of":null,"chunks":[{"byte_offset":4096,"file":"data/00000-extra-0.safetensors","fingerprint":510054893,"nbytes":1,"offset":[0],"size":[1]}],'
     '"dtype":"U8","global_shape":[1],"name":"rank00000/rng","requires_grad":false},'
     '{"alias_of":"model/weight","chunks":[],"dtype":"F32","global_shape":[2,2],"name":"model/tied","requires_grad":true}],'
     '"version":"1.0"}'
 )
 MANIFEST = (
-    '{"allowances":[],"attempt":2,"consumed_samples":96,"created_at":1.5,"epoch":1,'
-    '"indexes":[{"rank":0,"sha256":"ab","size":9}],"job":{"name":"train","namespace":"team","uid":"u"},"not_saved":[],'
+    '{"allowances":[],"attempt":2,"consumed_samples":96,"created_at":1.5,"epoch":1,"fingerprint":"","followed":null,'
+    '"indexes":[{"rank":0,"sha256":"ab","size":9}],"job":{"name":"train","namespace":"team","uid":"u"},"metrics":{},"not_saved":[],'
     '"parents":[{"attempt":1,"manifest_sha256":"cd","relation":"resume","step":10}],"run":"run","self_sha256":"SELF",'
-    '"software":{"torch":"2.13.0"},"step":12,"strict":{"lr":0.1},"tags":["stage-end"],"total_bytes":4116,"version":"1.0","world_size":1}'
+    '"snapshots":{},"software":{"torch":"2.13.0"},"step":12,"strict":{"lr":0.1},"tags":["stage-end"],"total_bytes":4116,"version":"1.0","world_size":1}'
 )
 
 

@@ -1,71 +1,53 @@
-"""What must never happen to a checkpoint: each test is one of those, made to happen as far as it can be."""
+"""What must never happen to a checkpoint: each test is one of those, made to happen as far as it can be.
+
+The order is that of the list; tests/known/never.py says which test stands for which entry. What is only annoying is in test_accidents.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import resource
 import shutil
+import signal
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
+from tests.checkpoint import victim
+from tests.checkpoint.real import engine_on, saved
 from tests.checkpoint.world import (
+    MODEL_FILE,
     RUN,
+    WAIT_SECONDS,
+    assert_equal,
     attempt_on,
     directory_of,
-    flip,
     only,
     open_world,
     point,
+    reference_to,
     shared,
     state,
     states,
+    store_root,
 )
-from trainer_runtime.checkpoint import persist
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions
+from tests.checkpoint.wrongs import DAMAGES, LIVE_DIFFERENCES
+from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions, read_held
+from trainer_runtime.checkpoint.documents import read_documents
+from trainer_runtime.checkpoint.export import SINGLE, export_model
 from trainer_runtime.checkpoint.inventory import read_inventory
-from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.restore import open_checkpoint
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.assignment import Keep
-from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.layout import StepName
-from trainer_runtime.contract.manifest import digest
-from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Fenced, Refused, SaveFailed, StoreUnavailable
-from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
+from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Fenced, Refused, RuntimeProblem, SaveFailed, StoreUnavailable
+from trainer_runtime.state.leaves import Kind, Leaf
 from trainer_runtime.store.posix import PosixStore
-
-DATA = "data/00000-model-0.safetensors"
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def grow(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"\0")
-
-
-DAMAGES = [
-    pytest.param(DATA, lambda path: flip(path, 4096 + 40), id="a flipped bit in the data"),
-    pytest.param(DATA, lambda path: flip(path, 20), id="a flipped bit in the header"),
-    pytest.param(DATA, lambda path: flip(path, 0), id="a flipped bit in the header's length"),
-    pytest.param("data/00000-optim-0.safetensors", cut, id="a data file that lost its last byte"),
-    pytest.param("data/00000-extra-0.safetensors", remove, id="a data file that is gone"),
-    pytest.param("ranks/00000.json", lambda path: flip(path, 30), id="a flipped bit in an index"),
-    pytest.param("ranks/00000.json", cut, id="an index that lost its last byte"),
-    pytest.param("ranks/00000.json", remove, id="an index that is gone"),
-    pytest.param("manifest.json", lambda path: flip(path, 30), id="a flipped bit in the manifest"),
-    pytest.param("manifest.json", remove, id="a manifest that is gone"),
-]
 
 
 @pytest.mark.parametrize(("file", "damage"), DAMAGES)
@@ -82,37 +64,7 @@ def test_a_damaged_checkpoint_is_refused_by_file_and_leaves_the_model_untouched(
 
     assert caught.value.checkpoint.file == file
     assert (caught.value.checkpoint.step, caught.value.checkpoint.manifest_sha256) == (1, record.manifest_sha256)
-    for leaf, before in zip(live.leaves, state(7.0).leaves, strict=True):
-        assert torch.equal(leaf.tensor, before.tensor)
-
-
-@pytest.mark.parametrize(("file", "damage"), [*DAMAGES, pytest.param(DATA, grow, id="a data file with a byte too many")])
-def test_a_checkpoint_damaged_before_it_was_verified_is_passed_over_for_the_older_one(
-    store: PosixStore, file: str, damage: Callable[[Path], None]
-) -> None:
-    with attempt_on(store) as attempt:
-        older = attempt.saved(1, [state(1.0)])
-        newer = attempt.saved(2, [state(2.0)])
-    (directory_of(store, newer) / "verified.json").unlink()
-    damage(directory_of(store, newer) / file)
-
-    (opened,) = open_world([store])
-
-    assert opened.resume == point(older)
-
-
-def test_bytes_that_change_between_commit_and_verify_fail_the_save(store: PosixStore) -> None:
-    def spoil(record: CheckpointRecord) -> None:
-        if record.level is Level.COMMITTED:
-            flip(directory_of(store, record) / DATA, 5000)
-
-    with attempt_on(store, on_record=spoil) as attempt:
-        (result,) = attempt.save(1, [state(1.0)])
-
-    assert isinstance(result.error, CheckpointDamaged)
-    assert DATA in str(result.error)
-    assert [record.level for record in attempt.records[0]] == [Level.COMMITTED]
-    assert not store.exists(f"{RUN}/steps/0000000001-00000001/verified.json")
+    assert_equal(live, state(7.0))
 
 
 def test_a_rank_that_cannot_write_fails_the_save_on_every_rank_and_nothing_is_committed(store: PosixStore) -> None:
@@ -131,64 +83,25 @@ def test_a_rank_that_cannot_write_fails_the_save_on_every_rank_and_nothing_is_co
         assert store.list(f"{RUN}/tmp") == ()
 
         attempt.saved(2, large)  # the same step again, once there is room
-    verify_checkpoint(store, Reference(store.uri, RUN, StepName(1, 1), older.manifest_sha256))
+    verify_checkpoint(store, reference_to(store, older))
 
 
-def test_a_rank_that_hangs_costs_this_save_alone_and_only_until_the_deadline(store: PosixStore) -> None:
-    with attempt_on(store, ranks=3, deadline_seconds=0.5) as attempt:
-        for rank in (0, 1):  # rank 2 never stages
-            attempt.engines[rank].stage(state(1.0, rank=rank), step=1, epoch=0, samples=0, strict={})
-        for result in attempt.results_of((0, 1)):
-            assert isinstance(result.error, SaveFailed)
-            assert "rank 2 did not hand in its part of the save within" in str(result.error)
-        assert store.list(f"{RUN}/steps") == ()
-
-    with attempt_on(store, ranks=3) as attempt:
-        attempt.saved(2, states(2.0, 3))
-
-
-def test_a_rank_that_hears_nothing_of_the_committer_deletes_nothing_that_may_yet_be_committed(
-    store: PosixStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(persist, "ANSWER_SECONDS", 0.2)
-    with attempt_on(store, ranks=2, deadline_seconds=0.2) as attempt:
-        attempt.engines[1].stage(state(1.0, rank=1), step=1, epoch=0, samples=0, strict={})
-        (result,) = attempt.results_of([1])
-        assert "rank 0 did not say how the save ended" in str(result.error)
-        assert store.list(f"{RUN}/tmp/0000000001-00000001/ranks") == ("00001.json",)
-
-
-def test_five_failed_saves_in_a_row_are_an_error_in_the_training_thread(store: PosixStore) -> None:
+@pytest.mark.parametrize("fatal", [1, 4, 8])
+def test_a_kill_during_a_save_damages_no_older_step(store: PosixStore, fatal: int) -> None:
+    """At three of a save's operations; test_killed does it at each."""
+    forks = get_context("forkserver")
+    forks.set_forkserver_preload([victim.__name__])
     with attempt_on(store) as attempt:
-        (engine,) = attempt.engines
-        store.create(f"{RUN}/fences/00000009", store.read(f"{RUN}/fences/00000001").replace(b'"attempt":1', b'"attempt":9'))
-        for step in range(1, 6):
-            (result,) = attempt.save(step, [state(1.0)])
-            assert isinstance(result.error, Fenced)
-        with pytest.raises(SaveFailed, match="the last 5 saves failed"):
-            engine.stage(state(1.0), step=6, epoch=0, samples=0, strict={})
+        older = attempt.saved(1, [victim.weights(1.0)])
+    process = forks.Process(target=victim.die_in_save, args=(str(store_root(store)), fatal, True))
+    process.start()
+    process.join(WAIT_SECONDS)
+    assert process.exitcode == -signal.SIGKILL
 
-
-LIVE_DIFFERENCES = [
-    pytest.param(lambda leaves: [cast(leaves[0], torch.float64), *leaves[1:]], "dtype is F32 in the checkpoint and F64", id="wider dtype"),
-    pytest.param(lambda leaves: [cast(leaves[0], torch.bfloat16), *leaves[1:]], "dtype is F32 in the checkpoint and BF16", id="narrower"),
-    pytest.param(lambda leaves: leaves[1:], "model/weight: in the checkpoint and not in this program", id="extra in the checkpoint"),
-    pytest.param(lambda leaves: [*leaves, shared("model/new", torch.zeros(1))], "model/new: not in the checkpoint", id="missing"),
-    pytest.param(
-        lambda leaves: [shared("model/weight", torch.zeros(16, 64)), *leaves[1:]],
-        "shape is [64, 16] in the checkpoint and [16, 64]",
-        id="shape",
-    ),
-    pytest.param(
-        lambda leaves: [*leaves, Leaf("model/head", leaves[0].tensor, Kind.MODEL, True, alias_of="model/weight")],
-        "model/head: not in the checkpoint",
-        id="a tie that was not saved",
-    ),
-]
-
-
-def cast(leaf: Leaf, dtype: torch.dtype) -> Leaf:
-    return shared(leaf.name, leaf.tensor.to(dtype))
+    verify_checkpoint(store, reference_to(store, older))
+    live = victim.weights(0.0)
+    open_checkpoint(store, point(older)).fill(live.leaves, 0)
+    assert_equal(live, victim.weights(1.0))
 
 
 @pytest.mark.parametrize(("change", "message"), LIVE_DIFFERENCES)
@@ -214,9 +127,11 @@ def test_every_rank_gets_its_own_values_back(store: PosixStore) -> None:
         live.leaves[-1].tensor.fill_(99)
         checkpoint = open_checkpoint(store, point(record))
         checkpoint.fill(live.leaves, rank)
-        for leaf, wanted in zip(live.leaves, state(4.0, rank=rank).leaves, strict=True):
-            assert torch.equal(leaf.tensor, wanted.tensor), leaf.name
-        assert checkpoint.objects(rank) == {"scheduler": {"last_epoch": 4.0}, f"rank{rank:05d}/data": {"cursor": rank + 100}}
+        assert_equal(live, state(4.0, rank=rank))
+        found = checkpoint.objects(rank)
+        assert found["scheduler"] == {"last_epoch": 4.0}
+        assert found[f"rank{rank:05d}/data"] == {"cursor": rank + 100}
+        assert all(not name.startswith("rank") or name.startswith(f"rank{rank:05d}/") for name in found)
 
 
 UNRANKED = [
@@ -232,6 +147,15 @@ def test_one_ranks_value_cannot_stand_for_all(store: PosixStore, leaf: Leaf, mes
         attempt.save(1, [only(leaf)])
 
 
+def test_replicas_that_went_apart_are_named_and_never_mixed(store: PosixStore) -> None:
+    snapshots = states(1.0, 3)
+    snapshots[1].leaves[0].tensor[3, 3] += 1e-6
+    with attempt_on(store, ranks=3) as attempt:
+        results = attempt.save(1, snapshots)
+    assert all("the replicas on ranks 0,1,2 hold different values: rank 1 differs" in str(result.error) for result in results)
+    assert store.list(f"{RUN}/steps") == ()
+
+
 def test_what_changes_right_after_staging_does_not_reach_the_checkpoint(store: PosixStore) -> None:
     live = state(1.0)
     with attempt_on(store) as attempt:
@@ -241,39 +165,119 @@ def test_what_changes_right_after_staging_does_not_reach_the_checkpoint(store: P
         (result,) = attempt.results()
     assert result.record is not None
     open_checkpoint(store, point(result.record)).fill(live.leaves, 0)
-    for leaf, wanted in zip(live.leaves, state(1.0).leaves, strict=True):
-        assert torch.equal(leaf.tensor, wanted.tensor), leaf.name
+    assert_equal(live, state(1.0))
 
 
-def test_a_half_filled_stage_is_never_written(store: PosixStore) -> None:
-    gone = torch.ones(64)
-    broken = only(shared("model/a", torch.ones(64)), shared("model/b", gone))
+def test_a_number_as_a_key_stays_a_number(store: PosixStore) -> None:
+    counts = {0: {"cnt": 10}, "0": {"cnt": 20}, -1: {"cnt": 30}}
     with attempt_on(store) as attempt:
-        attempt.saved(1, [broken])
-        gone.untyped_storage().resize_(0)
-        with pytest.raises(ConfigurationError, match="model/b: its memory was freed"):
-            attempt.engines[0].stage(broken, step=2, epoch=0, samples=0, strict={})
-        assert not attempt.engines[0].busy
-        assert store.list(f"{RUN}/steps") == ("0000000001-00000001",)
-        attempt.saved(3, [state(3.0)])
+        record = attempt.saved(1, [only(counts=counts, rank00000={})])
+    assert open_checkpoint(store, point(record)).objects(0)["counts"] == counts
 
 
-def test_a_changed_structure_never_meets_an_old_plan(store: PosixStore) -> None:
+OTHER_STRUCTURES = [
+    pytest.param(torch.full((8,), 1e300, dtype=torch.float64), id="dtype alone"),
+    pytest.param(torch.full((4, 2), 2.5), id="shape alone"),
+    pytest.param(torch.full((4,), 1e300, dtype=torch.float64), id="both, and as many bytes"),
+]
+
+
+@pytest.mark.parametrize("changed", OTHER_STRUCTURES)
+def test_a_changed_structure_never_meets_an_old_plan(store: PosixStore, changed: torch.Tensor) -> None:
     with attempt_on(store) as attempt:
         attempt.saved(1, [only(shared("model/w", torch.ones(8)))])
-        record = attempt.saved(2, [only(shared("model/w", torch.full((4,), 1e300, dtype=torch.float64)))])
-    live = torch.zeros(4, dtype=torch.float64)
+        record = attempt.saved(2, [only(shared("model/w", changed))])
+    live = torch.zeros_like(changed)
     open_checkpoint(store, point(record)).fill([shared("model/w", live)], 0)
-    assert live.tolist() == [1e300] * 4
+    assert torch.equal(live, changed)
 
 
-def test_ranks_that_hold_different_shared_tensors_fail_the_save(store: PosixStore) -> None:
-    snapshots = states(1.0, 2)
-    snapshots[1] = Snapshot((*snapshots[1].leaves, shared("model/extra", torch.ones(4))), snapshots[1].objects)
+@pytest.mark.parametrize("file", ["data/00001-model-0.safetensors", "ranks/00001.json"])
+def test_a_missing_shard_is_never_read_as_old_values(store: PosixStore, file: str) -> None:
+    """The middle one of three, of a tensor that every rank wrote a third of."""
+    with attempt_on(store, ranks=3) as attempt:
+        record = attempt.saved(1, [state(1.0, rank=rank, rows=65536) for rank in range(3)])
+    (directory_of(store, record) / file).unlink()
+    live = state(-7.0, rows=65536)
+    with pytest.raises(CheckpointDamaged, match=file):
+        open_checkpoint(store, point(record)).fill(live.leaves, 0)
+    assert_equal(live, state(-7.0, rows=65536))
+
+
+def test_a_tensor_without_dimensions_keeps_its_value(store: PosixStore, tmp_path: Path) -> None:
+    numbers = {"temperature": torch.tensor(0.1, dtype=torch.float64), "count": torch.tensor(2**53 + 1), "seen": torch.tensor(True)}
     with attempt_on(store, ranks=2) as attempt:
-        results = attempt.save(1, snapshots)
-    assert all("rank 1 and rank 0 hold different shared tensors" in str(result.error) for result in results)
-    assert store.list(f"{RUN}/steps") == ()
+        record = attempt.saved(1, [only(*(shared(f"model/{name}", number) for name, number in numbers.items()))] * 2)
+    live = {name: torch.zeros_like(number) for name, number in numbers.items()}
+    open_checkpoint(store, point(record)).fill([shared(f"model/{name}", number) for name, number in live.items()], 1)
+    export_model(store, read_documents(store, reference_to(store, record)), tmp_path / "out")
+    for found in (live, safetensors.torch.load_file(tmp_path / "out" / SINGLE)):
+        assert {name: (number.shape, number.dtype, number.item()) for name, number in found.items()} == {
+            name: (number.shape, number.dtype, number.item()) for name, number in numbers.items()
+        }
+
+
+class Bomb:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self._mark,)
+
+
+FILES = ["manifest.json", "verified.json", "ranks/00000.json", MODEL_FILE, "../../fences/00000001"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("form", ["pickle", "torch.save"])
+def test_no_file_of_a_checkpoint_can_run_code(store: PosixStore, tmp_path: Path, file: str, form: str) -> None:
+    with attempt_on(store) as attempt:
+        record = attempt.saved(1, [state(1.0)])
+    path = directory_of(store, record) / file
+    bomb = Bomb(tmp_path / "it went off")
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(bomb))
+    else:
+        torch.save(bomb, path)
+    for read in (lambda: open_world([store]), lambda: open_checkpoint(store, point(record)).fill(state(7.0).leaves, 0)):
+        try:
+            read()
+        except RuntimeProblem as problem:
+            assert file.removeprefix("../../") in str(problem) or "no checkpoint of this run" in str(problem)
+    assert not (tmp_path / "it went off").exists()
+
+
+def test_nothing_here_can_run_code_from_a_file() -> None:
+    for path in (Path(__file__).parents[2] / "trainer_runtime").rglob("*.py"):
+        text = path.read_text()
+        for word in ("import pickle", "from pickle", "torch.load", "torch.save", "marshal", " eval(", " exec("):
+            assert word not in text, f"{path}: {word}"
+
+
+def test_a_dead_persister_is_replaced_and_the_next_save_works(tmp_path: Path, store: PosixStore) -> None:
+    with engine_on(store_root(store)) as (engine, joined):
+        saved(engine, 1)
+        first = joined.link.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        record = saved(engine, 2)
+        assert joined.link.pid != first
+    verify_checkpoint(store, reference_to(store, record))
+
+
+def test_a_rank_that_hangs_costs_this_save_alone_and_only_until_the_deadline(store: PosixStore) -> None:
+    with attempt_on(store, ranks=3, deadline_seconds=0.5) as attempt:
+        for rank in (0, 1):  # rank 2 never stages
+            attempt.engines[rank].stage(state(1.0, rank=rank), step=1, epoch=0, samples=0, strict={})
+        for result in attempt.results_of((0, 1)):
+            assert isinstance(result.error, SaveFailed)
+            assert "rank 2 did not hand in its part of the save within" in str(result.error)
+        assert store.list(f"{RUN}/steps") == ()
+
+    with attempt_on(store, ranks=3) as attempt:
+        attempt.saved(2, states(2.0, 3))
 
 
 def test_two_saves_never_overlap(store: PosixStore) -> None:
@@ -284,6 +288,66 @@ def test_two_saves_never_overlap(store: PosixStore) -> None:
             attempt.engines[0].stage(state(2.0), step=2, epoch=0, samples=0, strict={})
         attempt.engines[1].stage(state(1.0, rank=1), step=1, epoch=0, samples=0, strict={})
         assert [result.error for result in attempt.results()] == [None, None]
+
+
+def test_retention_leaves_the_newest_verified_one_and_the_resume_point(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        records = [attempt.saved(step, [state(float(step))]) for step in (1, 2, 3)]
+        (directory_of(store, records[2]) / "verified.json").unlink()
+        assert propose_deletions(store, RUN, read_held(store, RUN), Keep(last=1), {StepName(1, 1)}, now=0.0) == ()
+        assert propose_deletions(store, RUN, read_held(store, RUN), Keep(last=1), (), now=0.0) == (StepName(1, 1),)
+
+
+def test_a_zombie_deletes_nothing(store: PosixStore) -> None:
+    with attempt_on(store) as zombie:
+        base = zombie.saved(1, [state(1.0)])
+        open_world([store], attempt=2, resume=point(base))
+        with pytest.raises(Fenced):
+            delete_checkpoints(store, RUN, zombie.opened[0].writer, [StepName(1, 1)])
+    open_checkpoint(store, point(base)).fill(state(0.0).leaves, 0)
+
+
+def test_the_newest_is_never_chosen_by_file_times(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        older = attempt.saved(1, [state(1.0)])
+        newer = attempt.saved(2, [state(2.0)])
+    for path in (directory_of(store, older), directory_of(store, older) / "manifest.json"):
+        os.utime(path, (4e9, 4e9))
+    (opened,) = open_world([store])
+    assert opened.resume == point(newer)
+
+
+@pytest.mark.parametrize("name", ["0000000009-00000099", "latest", "step_9"])
+def test_the_newest_is_never_chosen_by_a_name(store: PosixStore, name: str) -> None:
+    """A copy of step 1 under a name that says more is not a newer checkpoint."""
+    with attempt_on(store) as attempt:
+        older = attempt.saved(1, [state(1.0)])
+        newer = attempt.saved(2, [state(2.0)])
+    shutil.copytree(directory_of(store, older), store_root(store) / RUN / "steps" / name)
+    (opened,) = open_world([store])
+    assert opened.resume == point(newer)
+
+
+def test_a_copy_under_another_steps_name_is_not_that_step(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        record = attempt.saved(1, [state(1.0)])
+    shutil.copytree(directory_of(store, record), store_root(store) / RUN / "steps" / "0000000009-00000001")
+    (opened,) = open_world([store])
+    assert opened.resume is not None
+    with pytest.raises(CheckpointDamaged, match="is of step 1 of attempt 1"):
+        open_checkpoint(store, opened.resume)
+
+
+def test_two_jobs_cannot_share_a_run(store: PosixStore) -> None:
+    with attempt_on(store, attempt=3, job="job-a") as first:
+        first.saved(1, [state(1.0)])
+        with pytest.raises(Fenced, match="owned by attempt 3 of job job-a") as caught:
+            open_world([store], attempt=1, job="job-b")
+        assert (caught.value.highest_fence, caught.value.fence_job_uid) == (3, "job-a")
+        open_world([store], attempt=4, job="job-b", fresh=True)
+        (result,) = first.save(2, [state(2.0)])
+        assert isinstance(result.error, Fenced)
+        assert result.error.fence_job_uid == "job-b"
 
 
 def test_what_a_zombie_commits_after_a_rollback_is_abandoned(store: PosixStore) -> None:
@@ -307,55 +371,6 @@ def test_what_a_zombie_commits_after_a_rollback_is_abandoned(store: PosixStore) 
     assert opened.resume == point(kept)
 
 
-def store_root(store: PosixStore) -> Path:
-    return Path(store.uri.removeprefix("file://"))
-
-
-def test_two_jobs_cannot_share_a_run(store: PosixStore) -> None:
-    with attempt_on(store, attempt=3, job="job-a") as first:
-        first.saved(1, [state(1.0)])
-        with pytest.raises(Fenced, match="owned by attempt 3 of job job-a") as caught:
-            open_world([store], attempt=1, job="job-b")
-        assert (caught.value.highest_fence, caught.value.fence_job_uid) == (3, "job-a")
-        open_world([store], attempt=4, job="job-b", fresh=True)
-        (result,) = first.save(2, [state(2.0)])
-        assert isinstance(result.error, Fenced)
-        assert result.error.fence_job_uid == "job-b"
-
-
-def test_the_same_attempt_cannot_be_started_twice(store: PosixStore) -> None:
-    open_world([store], attempt=1)
-    with pytest.raises(Fenced, match="attempt 1 of run 'run' was already started, by pod pod-0 of job job-a"):
-        open_world([store], attempt=1)
-
-
-def test_a_zombie_deletes_nothing(store: PosixStore) -> None:
-    with attempt_on(store) as zombie:
-        base = zombie.saved(1, [state(1.0)])
-        open_world([store], attempt=2, resume=point(base))
-        with pytest.raises(Fenced):
-            delete_checkpoints(store, RUN, zombie.opened[0].writer, [StepName(1, 1)])
-    open_checkpoint(store, point(base)).fill(state(0.0).leaves, 0)
-
-
-def test_retention_leaves_the_newest_verified_one_and_the_resume_point(store: PosixStore) -> None:
-    with attempt_on(store) as attempt:
-        records = [attempt.saved(step, [state(float(step))]) for step in (1, 2, 3)]
-        (directory_of(store, records[2]) / "verified.json").unlink()
-        assert propose_deletions(store, RUN, Keep(last=1), point(records[0]), now=0.0) == ()
-        assert propose_deletions(store, RUN, Keep(last=1), None, now=0.0) == (StepName(1, 1),)
-
-
-def test_the_newest_is_never_chosen_by_file_times(store: PosixStore) -> None:
-    with attempt_on(store) as attempt:
-        older = attempt.saved(1, [state(1.0)])
-        newer = attempt.saved(2, [state(2.0)])
-    for path in (directory_of(store, older), directory_of(store, older) / "manifest.json"):
-        os.utime(path, (4e9, 4e9))
-    (opened,) = open_world([store])
-    assert opened.resume == point(newer)
-
-
 def test_a_run_that_lost_its_fences_does_not_start_from_nothing(store: PosixStore) -> None:
     with attempt_on(store) as attempt:
         record = attempt.saved(1, [state(1.0)])
@@ -366,89 +381,10 @@ def test_a_run_that_lost_its_fences_does_not_start_from_nothing(store: PosixStor
         open_world([store], attempt=2, resume=point(record))
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_from_nothing(store: PosixStore) -> None:
+def test_an_operator_that_lost_its_ledger_cannot_start_a_run_from_nothing(store: PosixStore) -> None:
+    """It assigns a higher attempt and no checkpoint, as for a job that never ran."""
     with attempt_on(store) as attempt:
-        records = [attempt.saved(step, [state(float(step))]) for step in (1, 2)]
-    for record in records:
-        (directory_of(store, record) / "verified.json").unlink()
-        flip(directory_of(store, record) / DATA, 5000)
-    with pytest.raises(CheckpointDamaged, match="no checkpoint of this run can be used") as caught:
-        open_world([store])
-    assert caught.value.checkpoint.step == 2
-
-
-def test_a_store_that_is_not_shared_is_refused_on_every_rank(tmp_path: Path) -> None:
-    stores = []
-    for rank in range(3):
-        (tmp_path / str(rank)).mkdir()
-        stores.append(PosixStore(tmp_path / str(rank), "file:///same/address"))
-    with pytest.raises(StoreUnavailable, match=r"not shared between all workers(.|\n)*rank 1: worker-1(.|\n)*rank 2: worker-2"):
-        open_world(stores, probe_seconds=0.2)
-    assert stores[0].list(RUN) == ("tmp",), "nothing was created but the probe, and that was taken away"
-
-
-def test_a_volume_that_went_away_while_training_is_noticed_at_commit(store: PosixStore) -> None:
-    with attempt_on(store) as attempt:
-        attempt.saved(1, [state(1.0)])
-        root = store_root(store)
-        root.rename(root.with_name("elsewhere"))
-        (result,) = attempt.save(2, [state(2.0)])
-        assert isinstance(result.error, StoreUnavailable)
-        assert "is the volume mounted" in str(result.error)
-        root.mkdir()  # an empty mount point
-        (result,) = attempt.save(3, [state(3.0)])
-        assert "fence is gone, so this is not the store it was started in" in str(result.error)
-
-
-def test_nothing_here_can_run_code_from_a_file() -> None:
-    root = Path(__file__).parents[2] / "trainer_runtime"
-    for room in ("store", "checkpoint", "contract", "state"):
-        for path in (root / room).glob("*.py"):
-            text = path.read_text()
-            for word in ("import pickle", "from pickle", "torch.load", "torch.save", "marshal", "eval(", "exec("):
-                assert word not in text, f"{path}: {word}"
-
-
-def test_attempts_without_a_fence_of_their_own_cannot_commit(store: PosixStore) -> None:
-    with attempt_on(store) as attempt:
-        shutil.rmtree(store_root(store) / RUN / "fences")
-        (result,) = attempt.save(1, [state(1.0)])
-    assert isinstance(result.error, StoreUnavailable)
-
-
-def test_a_checkpoint_that_nobody_could_read_is_not_committed(store: PosixStore) -> None:
-    with attempt_on(store) as attempt:
-        attempt.saved(1, [state(1.0)])
-        (result,) = attempt.save(2, [state(2.0)], tags=(5,))  # type: ignore[arg-type]  # a wrong type is the point
-        assert isinstance(result.error, SaveFailed)
-        assert "its manifest could not be read again: Manifest.tags[0]: 5 is not a str" in str(result.error)
-    assert read_inventory(store, RUN).lineage.on == (StepName(1, 1),)
-
-
-def written_by_a_newer_version(store: PosixStore, record: CheckpointRecord) -> Path:
-    """Make a checkpoint one of the next major version, whole and sealed."""
-    path = directory_of(store, record) / "manifest.json"
-    document = {**json.loads(path.read_text()), "version": "2.0", "self_sha256": ""}
-    seal = digest(json.dumps(document, sort_keys=True, separators=(",", ":")).encode())
-    path.write_text(json.dumps({**document, "self_sha256": seal}, sort_keys=True, separators=(",", ":")))
-    return path
-
-
-def test_a_newer_versions_checkpoint_is_refused_and_no_older_one_is_taken_instead(store: PosixStore) -> None:
-    with attempt_on(store) as attempt:
-        attempt.saved(1, [state(1.0)])
-        written_by_a_newer_version(store, attempt.saved(2, [state(2.0)]))
-    with pytest.raises(Refused, match=r"0000000002-00000001: written by another version of rtj: .*'2\.0'.*this side speaks 1\.x"):
-        open_world([store])
-    assert propose_deletions(store, RUN, Keep(last=1), None, now=1e12) == ()
-
-
-def test_a_damaged_version_number_is_damage(store: PosixStore) -> None:
-    with attempt_on(store) as attempt:
-        attempt.saved(1, [state(1.0)])
-        path = written_by_a_newer_version(store, attempt.saved(2, [state(2.0)]))
-    path.write_text(path.read_text().replace('"version":"2.0"', '"version":"3.0"'))
-    (opened,) = open_world([store])
-    assert opened.resume is not None
-    assert opened.resume.step == 1
-    assert "self_sha256" in opened.passed_over[0]
+        record = attempt.saved(1, [state(1.0)])
+    with pytest.raises(Refused, match=r"step 1 of attempt 1: verified"):
+        open_world([store], attempt=2)
+    open_world([store], attempt=2, resume=point(record))

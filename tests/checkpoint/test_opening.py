@@ -13,7 +13,7 @@ from trainer_runtime.checkpoint.exchange import LocalExchange
 from trainer_runtime.checkpoint.fences import read_fences
 from trainer_runtime.checkpoint.inventory import Inventory, find_newest_change, read_inventory
 from trainer_runtime.checkpoint.opening import open_run
-from trainer_runtime.contract.assignment import Assignment, ResumeMode, ResumePoint
+from trainer_runtime.contract.assignment import Assignment, ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.manifest import Parent
 from trainer_runtime.errors import ConfigurationError, Fenced, Refused, StoreUnavailable
@@ -58,14 +58,6 @@ def test_an_assigned_resume_point_is_taken_and_recorded(store: PosixStore) -> No
     (opened,) = open_world([store], attempt=5, resume=point(records[0]))
     assert (opened.writer.attempt, opened.resume) == (5, point(records[0]))
     assert read_fences(store, RUN)[-1].resume_run is None
-
-
-def test_a_start_from_another_run_is_recorded_as_such(store: PosixStore) -> None:
-    (record,) = committed(store, 10)
-    foreign = ResumePoint(10, 1, record.uri.replace("/run/", "/other/"), record.manifest_sha256, ResumeMode.WARM_START)
-    (opened,) = open_world([store], attempt=2, resume=foreign)
-    assert opened.parents[0].relation == "warm_start"
-    assert read_fences(store, RUN)[-1].resume_run == "other"
 
 
 def test_a_run_that_should_be_empty_is_refused_with_its_inventory_and_not_fenced(store: PosixStore) -> None:

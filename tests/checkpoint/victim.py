@@ -12,8 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tests.checkpoint.world import attempt_on, state
+from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.state.leaves import Snapshot
 from trainer_runtime.store.posix import PosixStore
+from trainer_runtime.store.s3.store import S3Store
 
 
 def weights(value: float) -> Snapshot:
@@ -21,14 +23,12 @@ def weights(value: float) -> Snapshot:
     return Snapshot(state(value).leaves[:2])
 
 
-class MortalStore(PosixStore):
-    """A store whose process is killed before or after its ``fatal``-th durable operation (counted from `arm`), as a power cut would."""
+class Mortal:
+    """What is killed before or after its ``fatal``-th durable operation (counted from `arm`), as by a power cut."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self._done = 0
-        self._fatal: int | None = None
-        self._before = True
+    _done = 0
+    _fatal: int | None = None
+    _before = True
 
     def arm(self, fatal: int, before: bool) -> None:
         self._done, self._fatal, self._before = 0, fatal, before
@@ -36,6 +36,19 @@ class MortalStore(PosixStore):
     @property
     def operations(self) -> int:
         return self._done
+
+    def _mortal(self, operation: Callable[[], None]) -> None:
+        self._done += 1
+        mine = self._done == self._fatal
+        if mine and self._before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        operation()
+        if mine:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class MortalStore(Mortal, PosixStore):
+    """Mortal in every call that makes something durable."""
 
     def create(self, path: str, data: bytes) -> None:
         self._mortal(lambda: super(MortalStore, self).create(path, data))
@@ -49,14 +62,18 @@ class MortalStore(PosixStore):
     def _sync_directory(self, directory: Path) -> None:
         self._mortal(lambda: super(MortalStore, self)._sync_directory(directory))
 
-    def _mortal(self, operation: Callable[[], None]) -> None:
-        self._done += 1
-        mine = self._done == self._fatal
-        if mine and self._before:
-            os.kill(os.getpid(), signal.SIGKILL)
-        operation()
-        if mine:
-            os.kill(os.getpid(), signal.SIGKILL)
+
+class MortalS3Store(Mortal, S3Store):
+    """Mortal in everything that a save writes."""
+
+    def create(self, path: str, data: bytes) -> None:
+        self._mortal(lambda: super(MortalS3Store, self).create(path, data))
+
+    def write_file(self, path: str, image: memoryview, size: int) -> None:
+        self._mortal(lambda: super(MortalS3Store, self).write_file(path, image, size))
+
+    def commit(self, staging: str, final: str, name: str, data: bytes) -> None:
+        self._mortal(lambda: super(MortalS3Store, self).commit(staging, final, name, data))
 
 
 def count_operations(root: str, answer: Connection) -> None:
@@ -74,6 +91,16 @@ def die_in_save(root: str, fatal: int, before: bool) -> None:
     with attempt_on(store) as attempt:
         store.arm(fatal, before)
         attempt.save(2, [weights(2.0)])
+
+
+def die_in_save_on_s3(environ: dict[str, str], endpoint: str, bucket: str, step: int, fatal: int, before: bool) -> None:
+    """Start an attempt and be killed at the ``fatal``-th write of its save of ``step``. ``environ``: the test's, with the credentials; the
+    server that forks may be older than the test."""
+    os.environ.update(environ)
+    store = MortalS3Store(bucket, "team", S3Settings(endpoint))
+    with attempt_on(store) as attempt:
+        store.arm(fatal, before)
+        attempt.save(step, [weights(float(step))])
 
 
 def save_for_ever(root: str, answer: Connection) -> None:

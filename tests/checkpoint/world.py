@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,8 +16,14 @@ from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.engine import Engine, SaveResult
 from trainer_runtime.checkpoint.exchange import LocalExchange
 from trainer_runtime.checkpoint.opening import Hold, Opened, open_run
+from trainer_runtime.checkpoint.persister.joining import join
+from trainer_runtime.checkpoint.persister.messages import Hello
+from trainer_runtime.checkpoint.persister.server import Server
+from trainer_runtime.checkpoint.reference import Reference
+from trainer_runtime.contract import environment
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord
+from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import JobIdentity
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.store.base import Store
@@ -24,6 +31,8 @@ from trainer_runtime.store.posix import PosixStore
 
 RUN = "run"
 WAIT_SECONDS = 60.0
+MODEL_FILE = "data/00000-model-0.safetensors"
+"""What rank 0 writes of the model in `state`."""
 
 
 @dataclass
@@ -71,6 +80,7 @@ def open_world(
     resume: ResumePoint | None = None,
     fresh: bool = False,
     hold: Hold | None = None,
+    resume_from: ResumePoint | None = None,
     probe_seconds: float = 10.0,
 ) -> list[Opened]:
     """Open the run on every rank at once; raises what rank 0 raised."""
@@ -79,7 +89,16 @@ def open_world(
     def open_rank(rank: int) -> Opened:
         who = writer(rank, len(stores), attempt, job)
         return open_run(
-            stores[rank], RUN, who, exchange, resume, fresh, hold if rank == 0 else None, probe_seconds=probe_seconds, open_seconds=60
+            stores[rank],
+            RUN,
+            who,
+            exchange,
+            resume,
+            fresh,
+            hold if rank == 0 else None,
+            resume_from=resume_from,
+            probe_seconds=probe_seconds,
+            open_seconds=60,
         )
 
     with ThreadPoolExecutor(len(stores)) as pool:
@@ -93,6 +112,7 @@ def attempt_on(
     *,
     deadline_seconds: float = 30.0,
     on_record: Callable[[CheckpointRecord], None] | None = None,
+    local: Path | None = None,
     **opening: Any,
 ) -> Iterator[Attempt]:
     """Open the run and give every rank its engine."""
@@ -108,23 +128,38 @@ def attempt_on(
 
         return listen
 
-    engines = [
-        Engine(
-            store=store,
-            run=RUN,
-            writer=opened[rank].writer,
-            exchange=exchange,
-            on_record=listener(rank),
-            parents=opened[rank].parents,
-            deadline_seconds=deadline_seconds,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        yield Attempt(opened, engines, records)
-    finally:
-        for engine in engines:
-            engine.close(WAIT_SECONDS)
+    with persister_of(store) as dial_persister, ThreadPoolExecutor(ranks) as pool:
+
+        def engine_of(rank: int) -> Engine:
+            hello = Hello(opened[rank].writer, rank, "", RUN, deadline_seconds, local=None if local is None else str(local))
+            master = "127.0.0.1" if ranks > 1 else None
+            return Engine(
+                join=lambda on_record, on_ended: join(hello, exchange, master, on_record, on_ended, dial_persister),
+                writer=opened[rank].writer,
+                on_record=listener(rank),
+                parents=opened[rank].parents,
+                software={"torch": torch.__version__},
+            )
+
+        engines = [job.result() for job in [pool.submit(engine_of, rank) for rank in range(ranks)]]
+        try:
+            yield Attempt(opened, engines, records)
+        finally:
+            for engine in engines:
+                engine.close(WAIT_SECONDS)
+
+
+@contextmanager
+def persister_of(store: Store) -> Iterator[dict[str, str]]:
+    """Run the persister's server in this process, with a store of the test's, and yield the environment in which a rank finds it."""
+    with TemporaryDirectory(prefix="rtj-test-") as directory:
+        path = f"{directory}/persister"
+        server = Server(path, lambda url, s3: store, lambda hello, record: None, lambda: None)
+        try:
+            yield {environment.PERSISTER: path}
+            server.wait_until_idle(WAIT_SECONDS)
+        finally:
+            server.close()
 
 
 def state(value: float, *, rank: int = 0, rows: int = 64) -> Snapshot:
@@ -160,6 +195,10 @@ def directory_of(store: PosixStore, record: CheckpointRecord) -> Path:
     return Path(record.uri.removeprefix("file://"))
 
 
+def store_root(store: PosixStore) -> Path:
+    return Path(store.uri.removeprefix("file://"))
+
+
 def flip(path: Path, offset: int) -> None:
     """Change one bit of a file."""
     with path.open("r+b") as file:
@@ -167,3 +206,12 @@ def flip(path: Path, offset: int) -> None:
         byte = file.read(1)[0]
         file.seek(offset)
         file.write(bytes([byte ^ 1]))
+
+
+def reference_to(store: PosixStore, record: CheckpointRecord) -> Reference:
+    return Reference(store.uri, RUN, StepName(record.step, record.attempt), record.manifest_sha256)
+
+
+def assert_equal(found: Snapshot, wanted: Snapshot) -> None:
+    for leaf, other in zip(found.leaves, wanted.leaves, strict=True):
+        assert torch.equal(leaf.tensor, other.tensor), leaf.name

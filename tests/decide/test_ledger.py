@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from rtj_operator.api.checkpoints import MAX_STARTS
-from rtj_operator.api.v1alpha1 import AttemptStart, JobStatus, RunStatus
+from rtj_operator.api.v1alpha1 import AttemptStart, JobStatus, ResumeFrom, RunStatus
 from rtj_operator.decide import ledger
 from rtj_operator.decide.resume_choice import choose_resume
 from tests.decide.world import RUN, START, UID, record
-from trainer_runtime.contract.beat import CheckpointRecord, Level, RecordKey
+from trainer_runtime.contract.assignment import ResumeMode
+from trainer_runtime.contract.beat import SHARED_TIERS, CheckpointRecord, Level, RecordKey, Tier
 
 
 def status_with(*records: CheckpointRecord, starts: tuple[AttemptStart, ...] = (), **fields: Any) -> JobStatus:
@@ -111,10 +113,10 @@ def key(step: int) -> RecordKey:
 
 def test_retention_never_takes_the_newest_good_ones_or_the_resume_target() -> None:
     status = status_with(*(record(step, 1) for step in (1, 2, 3, 4)))
-    point = choose_resume(ledger.mark_deleting(status, [key(4), key(3)], RUN, START), False, UID).point
+    point = choose_resume(ledger.mark_deleting(status, [key(4), key(3)], RUN, (), START), False, UID).point
     assert point is not None and point.step == 4
     status = status.evolve(resume_point=point.evolve(step=1))
-    marked = ledger.mark_deleting(status, [key(step) for step in (1, 2, 3, 4)], RUN, START)
+    marked = ledger.mark_deleting(status, [key(step) for step in (1, 2, 3, 4)], RUN, (), START)
     assert [(known.step, known.deleting) for known in marked.checkpoints] == [(4, False), (3, False), (2, True), (1, False)]
 
 
@@ -124,6 +126,76 @@ def test_starts_stay_bounded_and_forget_what_was_never_fenced() -> None:
         starts = ledger.with_start(starts, AttemptStart(attempt=attempt, step=attempt, fenced=attempt % 2 == 0))
     assert len(starts) <= MAX_STARTS and starts[-1].attempt == 49
     assert all(start.fenced for start in starts[:-1])
+
+
+def copy(step: int, tier: Tier, level: Level = Level.VERIFIED) -> CheckpointRecord:
+    """A record of attempt 1 about the copy in that tier."""
+    return replace(record(step, 1, level), tier=tier, uri=f"{tier.value}/{step}")
+
+
+COMMITTED, VERIFIED = Level.COMMITTED, Level.VERIFIED
+COPIES = [
+    pytest.param(
+        [copy(5, Tier.LOCAL), copy(5, Tier.STORE, COMMITTED)], "store/5", COMMITTED, id="one within reach of all before a proven one"
+    ),
+    pytest.param([copy(5, Tier.STORE), copy(5, Tier.ARCHIVE)], "store/5", VERIFIED, id="of two proven ones within reach the nearer one"),
+    pytest.param([copy(5, Tier.STORE, COMMITTED), copy(5, Tier.ARCHIVE)], "archive/5", VERIFIED, id="a proven one before a nearer one"),
+    pytest.param([copy(5, Tier.STAGE, COMMITTED), copy(5, Tier.LOCAL)], "local/5", VERIFIED, id="what nobody else reaches, when it is all"),
+]
+
+
+@pytest.mark.parametrize(("records", "uri", "level"), COPIES)
+def test_of_several_copies_the_status_names_the_one_that_a_gang_would_use(records: list[CheckpointRecord], uri: str, level: Level) -> None:
+    for order in (records, records[::-1]):
+        (known,) = status_with(*order).checkpoints
+        assert (known.uri, known.level) == (uri, level)
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_a_new_gang_gets_only_what_every_pod_reaches(tier: Tier) -> None:
+    status = status_with(record(5, 1), copy(9, tier))
+    choice = choose_resume(status, False, UID)
+    assert choice.point is not None and choice.point.step == (9 if tier in SHARED_TIERS else 5)
+    assert status.checkpoint is not None and status.checkpoint.step == choice.point.step
+
+
+def test_copies_that_ended_with_their_pods_are_as_good_as_none() -> None:
+    choice = choose_resume(status_with(copy(9, Tier.LOCAL)), False, UID)
+    assert (choice.point, choice.starts_fresh, choice.problem) == (None, False, "")
+
+
+SOURCE = ResumeFrom(uri="s3://bucket/other/steps/0000000500-00000002", mode=ResumeMode.WARM_START)
+
+
+def test_a_source_is_used_while_the_lineage_has_no_checkpoint() -> None:
+    left = status_with(record(9, 1), starts=(AttemptStart(attempt=2, fenced=True),))
+    for status in (JobStatus(), left):
+        point = choose_resume(status, False, UID, SOURCE).point
+        assert point is not None and point.foreign
+        assert (point.step, point.attempt, point.uri, point.manifest_sha256, point.mode) == (500, 2, SOURCE.uri, "", SOURCE.mode)
+
+
+def test_a_source_is_no_way_around_checkpoints_of_the_run_itself() -> None:
+    committed = choose_resume(status_with(record(9, 1, COMMITTED)), False, UID, SOURCE).point
+    assert committed is not None and (committed.step, committed.foreign) == (9, False)
+    lost = ledger.quarantine(status_with(record(9, 1)), 9, 1, "flipped byte", START)
+    assert "flipped byte" in choose_resume(lost, False, UID, SOURCE).problem
+
+
+def test_retention_takes_neither_tagged_ones_nor_the_sources_of_other_jobs() -> None:
+    status = status_with(*(replace(record(step, 1), tagged=step == 1) for step in (1, 2, 3, 8, 9)))
+    marked = ledger.mark_deleting(status, [key(step) for step in (1, 2, 3)], RUN, {(2, 1)}, START)
+    assert [known.step for known in marked.checkpoints if known.deleting] == [3]
+
+
+def test_a_tag_that_is_reported_later_counts_too() -> None:
+    status = ledger.merge(status_with(*(record(step, 1) for step in (1, 8, 9))), [replace(record(1, 1), tagged=True)], RUN, START)
+    assert ledger.mark_deleting(status, [key(1)], RUN, (), START) == status
+
+
+def test_a_proposal_about_one_tier_does_not_touch_a_copy_in_another() -> None:
+    status = status_with(*(record(step, 1) for step in (1, 8, 9)))
+    assert ledger.mark_deleting(status, [replace(key(1), tier=Tier.ARCHIVE)], RUN, (), START) == status
 
 
 def test_verified_at_is_when_the_operator_learned_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rtj_operator.api.v1alpha1 import Ending, JobStatus, Launch, StopReason
 from rtj_operator.decide.reply import reply
 from tests.decide.world import RUN, START, UID, World, record
-from trainer_runtime.contract.beat import Beat, Directive, Level, Phase, RecordKey, Reply
+from trainer_runtime.contract.beat import Beat, Directive, Level, Phase, RecordKey, Reply, Tier
 
 
 def status_of(**fields: Any) -> JobStatus:
@@ -21,7 +21,7 @@ def status_of(**fields: Any) -> JobStatus:
 def answer(status: JobStatus, attempt: int = 4, phase: Phase = Phase.TRAIN, worker: int = 0, **fields: Any) -> Reply:
     """The reply to one beat."""
     beat = Beat(UID, attempt, worker, "pod-1", 1, phase, 0.0, **fields)
-    return reply(World(status=status).job, beat, START)
+    return reply(World(status=status).job, beat, frozenset(), START)
 
 
 STOPPING = {"stopping_since": START, "stop_reason": StopReason.INCIDENT}
@@ -63,7 +63,7 @@ def test_a_save_that_was_verified_ends_the_wish_for_one() -> None:
     world.records.append(record(5, 1))
     world.run_pass()
     beat = replace(Beat(UID, 1, 0, "pod-1", 1, Phase.TRAIN, 0.0))
-    assert reply(world.job, beat, world.now).directive is Directive.STOP
+    assert reply(world.job, beat, frozenset(), world.now).directive is Directive.STOP
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_records_are_acknowledged_when_the_status_holds_them_at_that_level() -> 
     world.settle()
     records = (record(5, 1, Level.COMMITTED), record(5, 1), record(9, 1), record(9, 1, Level.COMMITTED), record(11, 1))
     beat = Beat(UID, 1, 0, "pod-1", 1, Phase.TRAIN, 0.0, records=records)
-    assert [(key.step, key.level) for key in reply(world.job, beat, world.now).acked] == [
+    assert [(key.step, key.level) for key in reply(world.job, beat, frozenset(), world.now).acked] == [
         (5, Level.COMMITTED),
         (9, Level.VERIFIED),
         (9, Level.COMMITTED),
@@ -103,7 +103,7 @@ def test_a_record_too_old_to_be_kept_is_acknowledged_all_the_same() -> None:
     world.records += [record(step, 1) for step in range(100, 130)]
     world.settle()
     beat = Beat(UID, 1, 0, "pod-1", 1, Phase.TRAIN, 0.0, records=(record(3, 1),))
-    assert [key.step for key in reply(world.job, beat, world.now).acked] == [3]
+    assert [key.step for key in reply(world.job, beat, frozenset(), world.now).acked] == [3]
 
 
 def test_deletion_is_granted_after_the_mark_was_written_and_only_to_the_present_attempt() -> None:
@@ -112,8 +112,36 @@ def test_deletion_is_granted_after_the_mark_was_written_and_only_to_the_present_
     world.settle()
     proposals = tuple(RecordKey(RUN, step, 1, Level.VERIFIED) for step in (1, 4))
     beat = Beat(UID, 1, 0, world.pod(0).uid, 1, Phase.TRAIN, 0.0, delete_proposals=proposals)
-    assert reply(world.job, beat, world.now).may_delete == ()
+    assert reply(world.job, beat, frozenset(), world.now).may_delete == ()
     world.beat(0, delete_proposals=proposals)
     world.settle()
-    assert [key.step for key in reply(world.job, beat, world.now).may_delete] == [1]
-    assert reply(world.job, replace(beat, attempt=0), world.now).may_delete == ()
+    assert [key.step for key in reply(world.job, beat, frozenset(), world.now).may_delete] == [1]
+    assert reply(world.job, replace(beat, attempt=0), frozenset(), world.now).may_delete == ()
+
+
+def test_a_copy_is_acknowledged_for_its_own_tier_alone() -> None:
+    world = World().launch()
+    local, stored = replace(record(5, 1), tier=Tier.LOCAL), record(5, 1)
+    world.records.append(local)
+    world.settle()
+    beat = Beat(UID, 1, 0, "pod-1", 1, Phase.TRAIN, 0.0, records=(local, stored))
+    assert [key.tier for key in reply(world.job, beat, frozenset(), world.now).acked] == [Tier.LOCAL]
+    world.records.append(stored)
+    world.settle()
+    assert [key.tier for key in reply(world.job, beat, frozenset(), world.now).acked] == [Tier.LOCAL, Tier.STORE]
+
+
+def test_what_another_job_begins_with_is_not_granted_even_when_the_status_has_forgotten_it() -> None:
+    world = World().launch()
+    world.records += [record(step, 1) for step in range(100, 130)]
+    world.settle()
+    proposals = tuple(RecordKey(RUN, step, 1, Level.VERIFIED) for step in (3, 4))
+    beat = Beat(UID, 1, 0, "pod-1", 1, Phase.TRAIN, 0.0, delete_proposals=proposals)
+    assert [key.step for key in reply(world.job, beat, frozenset({(3, 1)}), world.now).may_delete] == [4]
+
+
+def test_a_copy_out_of_a_new_gangs_reach_is_its_workers_own_to_delete() -> None:
+    world = World().launch()
+    proposals = (RecordKey(RUN, 5, 1, Level.VERIFIED, Tier.LOCAL), RecordKey(RUN, 5, 1, Level.VERIFIED, Tier.ARCHIVE))
+    beat = Beat(UID, 1, 0, "pod-1", 1, Phase.TRAIN, 0.0, delete_proposals=proposals)
+    assert [key.tier for key in reply(world.job, beat, frozenset(), world.now).may_delete] == [Tier.LOCAL]

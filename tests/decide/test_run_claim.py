@@ -45,7 +45,7 @@ def give_up_hold(world: World, fence: int = FENCE, uid: str = OLD) -> World:
 
 def may_go_on(world: World) -> bool:
     """Whether the holding worker is named an assignment."""
-    return reply(world.job, world.beats[0].beat, world.now).assignment is not None
+    return reply(world.job, world.beats[0].beat, frozenset(), world.now).assignment is not None
 
 
 def test_a_job_that_was_deleted_and_applied_again_goes_on_from_its_old_checkpoints_at_once() -> None:

@@ -84,6 +84,9 @@ class World:
     pods: dict[str, PodView] = field(default_factory=dict)
     beats: dict[int, WorkerBeat] = field(default_factory=dict)
     records: list[CheckpointRecord] = field(default_factory=list)
+    look: StoreView = field(default_factory=StoreView)
+    """What a look at the store says, beside the records."""
+    sources: frozenset[tuple[int, int]] = frozenset()
     service: bool = False
     generation: int = 1
     template_check: TemplateCheck | None = field(default_factory=lambda: TemplateCheck("valid"))
@@ -120,7 +123,8 @@ class World:
             nodes=self.nodes if self.can_read_nodes else {},
             beats=dict(self.beats),
             senders=self.senders,
-            store=StoreView(tuple(self.records)),
+            store=replace(self.look, records=tuple(self.records)),
+            sources=self.sources,
             spec_error=job.spec_error,
             service_exists=self.service,
             run_owner=self.run_owner,

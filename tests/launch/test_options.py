@@ -59,11 +59,12 @@ def test_without_an_assignment_the_user_says_how_many_ranks() -> None:
 
 def test_the_ranks_get_the_users_environment_without_torchruns_variables() -> None:
     environ = {"PET_NNODES": "9", "PYTHONPATH": "/app", "HOME": "/home/someone"}
-    child = child_environment(environ, channel="/c", fence="f", hook_directory="/hook", grace_seconds=120.7)
+    child = child_environment(environ, channel="/c", persister="/p", fence="f", hook_directory="/hook", grace_seconds=120.7)
     assert child == {
         "PYTHONPATH": "/hook:/app",
         "HOME": "/home/someone",
         "RTJ_CHANNEL": "/c",
+        "RTJ_PERSISTER": "/p",
         "RTJ_FENCE": "f",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120",
     }

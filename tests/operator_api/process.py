@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,16 @@ LEASE_SECONDS = 5
 class OperatorProcess:
     """One operator; it may be killed and started again, on the same ports."""
 
-    def __init__(self, folder: Path, kubeconfig: Path, namespace: str, name: str = "operator", lease_seconds: int = LEASE_SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kubeconfig: Path,
+        namespace: str,
+        name: str = "operator",
+        lease_seconds: int = LEASE_SECONDS,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        """``more``: variables beside those that every operator needs."""
         folder.mkdir(parents=True, exist_ok=True)
         authority = Authority.create(folder / "pki")
         authority.issue("heartbeat", "heartbeat", addresses=["127.0.0.1"])
@@ -48,6 +57,7 @@ class OperatorProcess:
             "RTJ_OPERATOR_LEASE_NAMESPACE": namespace,
             "RTJ_OPERATOR_LEASE_SECONDS": str(lease_seconds),
             "RTJ_OPERATOR_LOG_FORMAT": "text",
+            **(more or {}),
         }
 
     async def start(self, crash_at: str = "") -> None:

@@ -140,3 +140,52 @@ def test_ends_are_remembered_up_to_a_bound_the_newest_ones(cache: JobCache) -> N
     for number in range(MAX_ENDED + 2):
         cache.saw(job(number + 1, uid=f"u{number}"))
     assert not cache.has_ended("u0") and cache.has_ended("u1") and cache.has_ended(f"u{MAX_ENDED}")
+
+
+SOURCE = "file:///checkpoints/ml.gpt/steps/0000000500-00000002"
+
+
+def user(version: int, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Another job, which begins with a checkpoint of this one's run."""
+    return job(version, uid="u2", **{"metadata.name": "user", "spec.checkpoint.resumeFrom": {"uri": SOURCE}, **(changes or {})})
+
+
+def sources(cache: JobCache) -> frozenset[tuple[int, int]]:
+    known = cache.get(KEY)
+    assert known is not None
+    return cache.sources(known)
+
+
+def test_what_other_live_jobs_begin_with_is_known_as_long_as_they_live(cache: JobCache) -> None:
+    cache.saw(job(1))
+    assert sources(cache) == frozenset()
+    cache.saw(user(2))
+    assert sources(cache) == {(500, 2)}
+    cache.saw(user(3, {"spec.checkpoint.resumeFrom": {"uri": "file:///checkpoints/ml.gpt/steps/0000000900-00000004"}}))
+    assert sources(cache) == {(900, 4)}
+    cache.saw(user(4, {"status": {"phase": "Failed"}}))
+    assert sources(cache) == frozenset()
+    cache.saw(user(5))
+    cache.gone(("ml", "user"), "u2")
+    assert sources(cache) == frozenset()
+
+
+NOT_HERE = [
+    pytest.param({"spec.checkpoint.resumeFrom": {"uri": "file:///checkpoints/other/steps/0000000500-00000002"}}, id="in another run"),
+    pytest.param({"metadata.namespace": "other"}, id="on a claim of another namespace"),
+    pytest.param({"spec.checkpoint.resumeFrom": None}, id="that begins with nothing"),
+]
+
+
+@pytest.mark.parametrize("changes", NOT_HERE)
+def test_a_job_protects_nothing_in_a_run_that_it_does_not_begin_with(cache: JobCache, changes: dict[str, Any]) -> None:
+    cache.saw(job(1))
+    cache.saw(user(2, changes))
+    assert sources(cache) == frozenset()
+
+
+def test_a_source_stays_protected_while_the_spec_that_named_it_is_broken(cache: JobCache) -> None:
+    cache.saw(job(1))
+    cache.saw(user(2))
+    cache.saw(user(3, {"spec.workers": 0}))
+    assert sources(cache) == {(500, 2)}

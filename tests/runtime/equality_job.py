@@ -22,15 +22,16 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainer_runtime as tr
+from tests.runtime.equality_models import OPTIMIZERS, WIDTH, Layout
 from trainer_runtime.state import ddp
 
-WIDTH, SAMPLES, BATCH, STEPS = 129, 54, 3, 20
-"""With three ranks an epoch has 6 steps."""
+SAMPLES, BATCH, STEPS = 72, 3, 20
+"""With four ranks an epoch has 6 steps."""
 
 
 @dataclass(frozen=True)
@@ -40,43 +41,43 @@ class Job:
     name: str
     saves: tuple[int, int]
     kills: tuple[int, int]
-    wrapper: dict[str, Any] = field(default_factory=dict)
+    layout: str = "ddp"
+    options: dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "adamw"
     workers: int = 0
     micro_batches: int = 1
     keeps_zeroed_gradients: bool = False
     skips_a_layer: bool = False
-    momentum_only: bool = False
+    scales: bool = False
     warms_up: bool = True
 
 
+ROWS = {"mesh_shape": (4,), "mesh_dim_names": ("dp",)}
 JOBS = (
     Job("plain", saves=(4, 12), kills=(6, 14)),
-    Job("epoch_end", saves=(6, 9), kills=(7, 11)),
-    Job("workers", saves=(6, 9), kills=(8, 13), workers=2),
+    Job("epoch_end", saves=(6, 9), kills=(7, 11), optimizer="lion"),
+    Job("workers", saves=(6, 9), kills=(8, 13), workers=2, optimizer="adafactor"),
     Job("step_0", saves=(0, 3), kills=(2, 5)),
-    Job("static_graph", saves=(1, 8), kills=(3, 10), wrapper={"static_graph": True}),
-    Job("find_unused", saves=(4, 12), kills=(5, 13), wrapper={"find_unused_parameters": True}, skips_a_layer=True),
-    Job("zeroed", saves=(5, 12), kills=(6, 13), wrapper={"gradient_as_bucket_view": True}, keeps_zeroed_gradients=True, momentum_only=True),
+    Job("static_graph", saves=(1, 8), kills=(3, 10), options={"static_graph": True}),
+    Job("find_unused", saves=(4, 12), kills=(5, 13), options={"find_unused_parameters": True}, skips_a_layer=True),
+    Job(
+        "zeroed",
+        saves=(5, 12),
+        kills=(6, 13),
+        options={"gradient_as_bucket_view": True},
+        keeps_zeroed_gradients=True,
+        optimizer="momentum",
+    ),
     Job("accumulating", saves=(3, 8), kills=(4, 10), micro_batches=3),
+    Job("scaler_and_ema", saves=(4, 12), kills=(6, 14), scales=True),
+    Job("lora", saves=(4, 12), kills=(6, 14), layout="lora"),
+    Job("compiled", saves=(4, 12), kills=(6, 14), layout="compiled"),
+    Job("fsdp", saves=(4, 12), kills=(6, 14), layout="fsdp", options=ROWS),
+    Job("fsdp_accumulating", saves=(6, 9), kills=(7, 10), layout="fsdp", options=ROWS, micro_batches=2, optimizer="lion"),
+    Job("hybrid", saves=(0, 8), kills=(3, 9), layout="fsdp", options={"mesh_shape": (2, 2), "mesh_dim_names": ("replicate", "shard")}),
+    Job("mesh", saves=(4, 12), kills=(6, 14), layout="mesh", options={"mesh_shape": (2, 2), "mesh_dim_names": ("dp", "tp")}, workers=2),
     Job("cold", saves=(4, 12), kills=(6, 14), warms_up=False),
 )
-
-
-class Net(nn.Module):
-    """Layers of unequal size, so that buckets differ; dropout and batch statistics, so that random numbers and buffers matter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH + index, WIDTH + 1 + index) for index in range(5))
-        self.norm = nn.BatchNorm1d(WIDTH + 5)
-        self.side = nn.Linear(WIDTH + 5, WIDTH + 5)
-        self.drop = nn.Dropout(0.1)
-
-    def forward(self, x: torch.Tensor, skip_side: bool) -> torch.Tensor:
-        for layer in self.layers:
-            x = self.drop(torch.tanh(layer(x)))
-        x = self.norm(x)
-        return x if skip_side else x + self.side(x)
 
 
 class Training:
@@ -86,18 +87,21 @@ class Training:
         rank = dist.get_rank()
         torch.manual_seed(7)
         self.job = job
-        self.model = Net()
-        self.wrapped = DistributedDataParallel(self.model, bucket_cap_mb=0.1, **job.wrapper)
-        parameters = self.model.parameters()
-        self.optimizer: torch.optim.Optimizer
-        self.optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9) if job.momentum_only else torch.optim.AdamW(parameters, lr=0.01)
-        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, max_lr=0.02, total_steps=3 * STEPS)
+        self.layout = Layout(job.layout, job.options)
+        self.model, self.wrapped = self.layout.model, self.layout.wrapped
+        self.optimizer = OPTIMIZERS[job.optimizer]([parameter for parameter in self.model.parameters() if parameter.requires_grad])
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3, enabled=job.scales)
+        self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if job.scales else None
+        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer, max_lr=0.02, total_steps=3 * STEPS, cycle_momentum=job.optimizer != "adafactor"
+        )
         samples = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1))
         self.sampler = tr.ResumableSampler(SAMPLES, batch_size=BATCH, seed=3)
         loader = DataLoader(TensorDataset(samples), batch_sampler=self.sampler, num_workers=job.workers)
         torch.manual_seed(100 + rank)
         random.seed(rank)
         np.random.seed(rank)
+        more: dict[str, Any] = {"scaler": self.scaler, "ema": self.ema} if job.scales else {}
         with nullcontext() if job.warms_up else mock.patch.object(ddp, "PLAIN_PASSES", 0):
             self.run = tr.attach(
                 model=self.wrapped,
@@ -108,6 +112,7 @@ class Training:
                 config={"job": job.name},
                 store=Path("store"),
                 save_every_steps=10**6,
+                **more,
             )
 
     def train(self, until: int, save_at: int | None, losses: Any) -> None:
@@ -118,11 +123,14 @@ class Training:
         loss = 0.0
         for (x,) in self.loop:
             is_last = self.run.micro_batch == self.job.micro_batches - 1
-            with nullcontext() if is_last else self.wrapped.no_sync():
+            with self.layout.synchronise(is_last):
                 loss = self._backward(x)
             if not is_last:
                 continue
-            self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if self.ema is not None:
+                self.ema.update_parameters(self.model)
             self.scheduler.step()
             self.optimizer.zero_grad(set_to_none=not self.job.keeps_zeroed_gradients)
             losses.write(json.dumps([self.job.name, self.run.global_step + 1, loss.hex()]) + "\n")
@@ -135,15 +143,18 @@ class Training:
     def _backward(self, x: torch.Tensor) -> float:
         noise = random.random() + float(np.random.rand())
         skip_side = self.job.skips_a_layer and self.run.global_step % 3 != 1
-        loss = self.wrapped(x, skip_side).pow(2).mean() * (1 + 0.01 * noise)
-        loss.backward()
+        loss = self.wrapped(self.layout.share(x * (1 + 0.01 * noise)), skip_side).pow(2).mean()
+        self.scaler.scale(loss).backward()
         return float(loss.detach())
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of every leaf by name."""
         leaves: dict[str, bytes] = {name: _bytes(tensor) for name, tensor in self.model.state_dict().items()}
+        if self.ema is not None:
+            leaves |= {f"ema {name}": _bytes(tensor) for name, tensor in self.ema.state_dict().items()}
+            leaves["scaler"] = repr(sorted(self.scaler.state_dict().items())).encode()
         for name, parameter in self.model.named_parameters():
-            for slot, value in self.optimizer.state[parameter].items():
+            for slot, value in self.optimizer.state.get(parameter, {}).items():
                 leaves[f"{name}/{slot}"] = _bytes(value) if isinstance(value, torch.Tensor) else repr(value).encode()
             leaves[f"{name}/gradient"] = b"none" if parameter.grad is None else b"there"
         leaves["groups"] = repr([{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]).encode()
@@ -156,7 +167,8 @@ class Training:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().numpy().tobytes()
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach().contiguous().numpy().tobytes()
 
 
 def main(launch: str, output: Path) -> None:

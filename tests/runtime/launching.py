@@ -10,7 +10,7 @@ from pathlib import Path
 from trainer_runtime.contract.environment import RESERVED_NAMES, RESERVED_PREFIXES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LAUNCH_SECONDS = 170
+LAUNCH_SECONDS = 400
 
 
 def clean_environment(**more: str) -> dict[str, str]:

@@ -66,6 +66,30 @@ def test_a_keyword_that_cannot_be_used_is_refused_by_attach(store: Path, keyword
     assert message in str(problem.value.__cause__)
 
 
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_scheduler_that_attach_was_not_given_is_refused_at_the_first_step(store: Path, is_given: bool) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    run = tr.attach(model=model, optimizer=optimizer, store=store, scheduler=scheduler if is_given else None)
+
+    def train() -> None:
+        for _ in run.steps(max_steps=2):
+            model(torch.ones(1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+
+    if is_given:
+        train()
+    else:
+        with pytest.raises(SystemExit) as problem:
+            train()
+        assert exit_of(problem) == (78, ConfigurationError)
+        assert "make it before attach() and give it as scheduler=" in str(problem.value.__cause__)
+    run.close()
+
+
 CALLS: dict[str, tuple[Callable[[tr.Run], object], str]] = {
     "steps without a limit": (lambda run: run.steps(), "steps: give max_steps, epochs, or both"),
     "max_steps in words": (lambda run: run.steps(max_steps="many"), "max_steps: 'many' is not a whole number >= 0"),  # type: ignore[arg-type]
@@ -76,7 +100,7 @@ CALLS: dict[str, tuple[Callable[[tr.Run], object], str]] = {
     "no micro batch": (lambda run: run.steps(max_steps=1, micro_batches=0), "micro_batches: 0 is not a whole number >= 1"),
     "an unknown phase": (lambda run: run.phase("lunch").__enter__(), "phase: 'lunch' is not one of compile, eval"),
     "a loss in words": (lambda run: run.report(loss="low"), "report: loss is not one number"),  # type: ignore[arg-type]
-    "many losses": (lambda run: run.report(loss=torch.ones(3)), "report: loss is not one number"),  # type: ignore[arg-type]
+    "many losses": (lambda run: run.report(loss=torch.ones(3)), "report: loss is not one number"),
     "a tag that is a number": (lambda run: run.save(tag=5), "save: tag 5 is a int; give text"),  # type: ignore[arg-type]
 }
 
@@ -100,7 +124,7 @@ def test_numpy_numbers_count_as_numbers(store: Path) -> None:
         save_every_steps=np.int64(1),  # type: ignore[arg-type]
     )
     for _ in run.steps(max_steps=np.int64(2)):  # type: ignore[arg-type]
-        run.report(loss=np.float32(1.5))  # type: ignore[arg-type]
+        run.report(loss=np.float32(1.5))
     run.close()
     assert steps_in(store) == [1, 2]
 

@@ -26,6 +26,8 @@ EVERY_10 = Triggers(every_steps=10, last_saved_step=10)
         (EVERY_10, Wishes(stop=True), 12, False, Action.GO_ON),
         (dataclasses.replace(EVERY_10, stop_owed=True), Wishes(), 13, True, Action.SAVE_AND_STOP),
         (dataclasses.replace(EVERY_10, save_called=True), Wishes(stop=True), 12, True, Action.SAVE_AND_STOP),
+        (EVERY_10, Wishes(stop=True, no_time=True), 12, True, Action.STOP),
+        (EVERY_10, Wishes(no_time=True), 20, True, Action.SAVE),
     ],
     ids=[
         "nothing is due",
@@ -42,6 +44,8 @@ EVERY_10 = Triggers(every_steps=10, last_saved_step=10)
         "a stop waits for the optimizer",
         "and is not forgotten",
         "a stop comes before a save",
+        "a stop for which no save is quick enough",
+        "time is only short when a stop was asked for",
     ],
 )
 def test_the_boundarys_rule(triggers: Triggers, agreed: Wishes, step: int, is_between_steps: bool, expected: Action) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.world import writer
+from tests.checkpoint.world import RUN, attempt_on, state, writer
+from trainer_runtime.checkpoint.inventory import list_committed
 from trainer_runtime.contract.assignment import Keep
+from trainer_runtime.contract.beat import Level, RecordKey
+from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import StoreUnavailable
 from trainer_runtime.housekeeping import Housekeeper
 from trainer_runtime.reporter import Reporter
@@ -36,3 +40,32 @@ def test_what_goes_wrong_while_cleaning_is_said_and_harms_nobody(
     broom.close()
     assert "deleting old checkpoints" in caplog.text
     assert str(error) in caplog.text
+
+
+def test_what_was_granted_goes_and_the_trash_is_emptied_with_it(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    with attempt_on(store) as attempt:
+        for step in (1, 2, 3):
+            attempt.saved(step, [state(float(step))])
+        old = store._root / RUN / "trash" / "old"
+        old.mkdir(parents=True)
+        os.utime(old, (0, 0))
+        broom = Housekeeper(store, RUN, attempt.opened[0].writer, Keep(), None, Reporter(resolve({}, store=tmp_path)))
+        broom.delete((RecordKey(RUN, 1, 1, Level.VERIFIED), RecordKey("another-run", 2, 1, Level.VERIFIED)))
+        broom.close()
+    assert list_committed(store, RUN) == (StepName(2, 1), StepName(3, 1))
+    assert not old.exists()
+
+
+def test_what_is_in_use_is_not_deleted(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    with attempt_on(store) as attempt:
+        for step in (1, 2, 3):
+            attempt.saved(step, [state(float(step))])
+        reporter = Reporter(resolve({}, store=tmp_path))
+        broom = Housekeeper(
+            store, RUN, attempt.opened[0].writer, Keep(last=1), None, reporter, in_use=lambda held: frozenset({held[0].name})
+        )
+        broom.tidy()
+        broom.close()
+    assert list_committed(store, RUN) == (StepName(1, 1), StepName(3, 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rtj_operator.settings import OperatorSettings, SettingsError, load_settings
+from rtj_operator.settings import ManifestPrefix, OperatorSettings, SettingsError, load_settings
 
 NEEDED = {
     "RTJ_OPERATOR_HEARTBEAT_URL": "https://rtj-heartbeat.rtj-system.svc:8443",
@@ -41,6 +41,19 @@ def test_every_kind_of_value_is_read() -> None:
     assert (settings.kubeconfig, settings.metrics_port) == ("/home/me/.kube/config", 8080)
 
 
+STORES = "RTJ_OPERATOR_MANIFEST_STORES"
+
+
+def test_stores_that_may_be_read_are_read() -> None:
+    text = (
+        '[{"namespace": "a", "prefix": "s3://bucket/a/", "endpoint": "https://s3.example/"}, {"namespace": "b", "prefix": "s3://bucket"}]'
+    )
+    assert load_settings({**NEEDED, STORES: text}).manifest_stores == (
+        ManifestPrefix("a", "s3://bucket/a", "https://s3.example"),
+        ManifestPrefix("b", "s3://bucket"),
+    )
+
+
 WRONG = [
     pytest.param({"RTJ_OPERATOR_HEARTBEAT_URL": ""}, "RTJ_OPERATOR_HEARTBEAT_URL: not set", id="missing"),
     pytest.param(
@@ -49,6 +62,16 @@ WRONG = [
     pytest.param({"RTJ_OPERATOR_LEASE_SECONDS": "4"}, "RTJ_OPERATOR_LEASE_SECONDS: '4' is not an integer from 5 to 300", id="too small"),
     pytest.param({"RTJ_OPERATOR_LEASE_SECONDS": "15s"}, "RTJ_OPERATOR_LEASE_SECONDS: '15s'", id="no number"),
     pytest.param({"RTJ_OPERATOR_LOG_LEVEL": "info"}, "one of DEBUG, INFO, WARNING, ERROR", id="a word that is not allowed"),
+    pytest.param({STORES: "s3://bucket"}, f"{STORES}: is not JSON", id="stores that are not JSON"),
+    pytest.param({STORES: "{}"}, f"{STORES}: is not a JSON list", id="stores that are no list"),
+    pytest.param({STORES: '[{"namespace": "a"}]'}, f"{STORES}[0]: ManifestPrefix.prefix: missing", id="a store without a prefix"),
+    pytest.param({STORES: '[{"namespace": "a", "prefix": "file:///x"}]'}, f"{STORES}[0].prefix: ", id="a store of files"),
+    pytest.param({STORES: '[{"namespace": "a", "prefix": "s3://B"}]'}, "3 to 63 lower-case", id="a bucket that cannot be"),
+    pytest.param({STORES: '[{"namespace": "A", "prefix": "s3://bucket"}]'}, f"{STORES}[0].namespace: 'A'", id="a namespace that cannot be"),
+    pytest.param(
+        {STORES: '[{"namespace": "a", "prefix": "s3://bucket", "endpoint": "s3.example"}]'}, "https://", id="an endpoint's scheme"
+    ),
+    pytest.param({STORES: '[{"namespace": "a", "prefix": "s3://bucket", "secret": "x"}]'}, f"{STORES}[0].secret: no such", id="no field"),
     pytest.param({"RTJ_OPERATOR_METRIC_PORT": "1"}, "RTJ_OPERATOR_METRIC_PORT: no such setting", id="a typing mistake"),
 ]
 

@@ -27,6 +27,10 @@ class MemorySource:
             for leaf in snapshot.leaves
         }
 
+    def drop(self, name: str) -> None:
+        """Lose an object."""
+        del self._objects[name]
+
     def objects(self, rank: int) -> dict[str, Any]:
         return {name: tree.decode(json.loads(text), name) for name, text in self._objects.items()}
 

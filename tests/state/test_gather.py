@@ -9,11 +9,11 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.state.memory_source import WORDS, MemorySource
+from trainer_runtime.contract.allow import Allow
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.state.data import open_source
 from trainer_runtime.state.gather import TrainingState
 from trainer_runtime.state.model import World
-from trainer_runtime.state.strict import Allow
 
 
 class Meter:
@@ -141,6 +141,21 @@ def test_a_warm_start_takes_the_weights_alone() -> None:
     )
     assert not second.optimizer.state
     assert second.meter.count == 0
+
+
+def test_a_warm_start_may_train_other_parameters() -> None:
+    source = Script().save()
+    second = Script(seed=5)
+    second.first.requires_grad_(False)
+    assert second.state.compare(source, WORDS, weights_only=True) == []
+
+
+def test_a_rank_whose_random_numbers_were_not_saved_is_told_so() -> None:
+    source = Script().save()
+    source.drop("rank00000/rng")
+    (difference,) = Script().state.compare(source, WORDS)
+    assert (difference.where, difference.saved, difference.allow) == ("rng of rank 0", "", Allow.RNG)
+    resumed(source, Script(), allowed=frozenset({Allow.RNG})).step()
 
 
 def test_gradients_are_none_after_a_restore_or_zeros_where_the_script_keeps_them() -> None:

@@ -149,3 +149,15 @@ def test_extra_state_goes_out_and_back() -> None:
     assert states == {"model/0._extra_state": {"count": 7}}
     model.load_extra_states(nn.Sequential(second), states)
     assert second.count == 7
+
+
+def test_what_training_should_not_change_is_marked_with_torchs_count_of_its_changes() -> None:
+    module = nn.Linear(3, 2)
+    module.weight.requires_grad_(False)
+    module.register_buffer("quantised", torch.zeros(4, dtype=torch.int8))
+    module.register_buffer("running", torch.zeros(4))
+    before = module.weight._version
+    with torch.no_grad():
+        module.weight.add_(1)
+    found = {leaf.name: leaf.frozen_version for leaf in model.model_leaves(module, World())}
+    assert found == {"model/weight": before + 1, "model/bias": None, "model/quantised": 0, "model/running": None}

@@ -41,15 +41,15 @@ def copied(source: OptimizerState, target: OptimizerState) -> None:
     leaves, objects = source.gather()
     saved = {leaf.name: leaf.tensor.clone() for leaf in leaves}
     empty = target.allocate(objects)
-    assert {leaf.name for leaf in empty} == set(saved)
-    for leaf in empty:
+    assert {leaf.name for leaf, _tensor in empty} == set(saved)
+    for leaf, _tensor in empty:
         assert (leaf.tensor.dtype, leaf.tensor.shape, leaf.tensor.device) == (
             saved[leaf.name].dtype,
             saved[leaf.name].shape,
             saved[leaf.name].device,
         )
         leaf.tensor.copy_(saved[leaf.name])
-    target.install(objects, {leaf.name: leaf.tensor for leaf in empty})
+    target.install(objects, {leaf.name: tensor for leaf, tensor in empty})
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())

@@ -7,17 +7,18 @@ operator granted; on its own it deletes what retention proposes.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from trainer_runtime.checkpoint.commit import Writer
-from trainer_runtime.checkpoint.documents import find_reference, is_verified, read_manifest
+from trainer_runtime.checkpoint.documents import read_documents
 from trainer_runtime.checkpoint.fences import read_fences, require_ownership
-from trainer_runtime.checkpoint.inventory import list_committed
-from trainer_runtime.checkpoint.lineage import lineage_of
+from trainer_runtime.checkpoint.frozen import named_in
+from trainer_runtime.checkpoint.inventory import list_committed, read_committed
 from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, propose
-from trainer_runtime.contract.assignment import Keep, ResumePoint
-from trainer_runtime.contract.layout import MANIFEST, STEPS, TMP, TRASH, StepName, step_path
+from trainer_runtime.contract.assignment import Keep
+from trainer_runtime.contract.beat import Level
+from trainer_runtime.contract.layout import FROZEN, MANIFEST, STEPS, TMP, TRASH, StepName, is_run_name, step_path
 from trainer_runtime.errors import CheckpointDamaged, Refused
 from trainer_runtime.store.base import NotInStore, Store
 
@@ -25,30 +26,41 @@ TRASH_SECONDS: Final = 24 * 3600.0
 """How long what was deleted can still be taken back by hand."""
 
 
-def propose_deletions(store: Store, run: str, keep: Keep, resume: ResumePoint | None, now: float) -> tuple[StepName, ...]:
-    """Look at the run and return what retention would delete. ``now``: Unix seconds."""
-    return propose(read_held(store, run, now), keep, resume)
+def propose_deletions(
+    store: Store, run: str, held: Iterable[Held], keep: Keep, protected: Collection[StepName], now: float
+) -> tuple[StepName, ...]:
+    """Return what retention would delete of ``held``, which `read_held` returned. ``now``: Unix seconds.
+
+    What another run of this store began from is protected as well. Raises StoreUnavailable also when that cannot be found out.
+    """
+    names = propose(held, keep, now, protected)
+    if not names:
+        return ()
+    sources = find_sources(store, run)
+    return tuple(name for name in names if name not in sources)
 
 
-def read_held(store: Store, run: str, now: float) -> tuple[Held, ...]:
+def read_held(store: Store, run: str) -> tuple[Held, ...]:
     """Return every committed checkpoint of a run as retention sees it.
 
     One whose manifest cannot be read counts as tagged: a person decides.
     """
-    names = list_committed(store, run)
-    lineage = lineage_of(read_fences(store, run), names)
     held = []
-    for name in names:
-        reference = find_reference(store, run, name)
-        if reference is None:
-            continue
-        try:
-            tagged = bool(read_manifest(store, reference).tags)
-        except (CheckpointDamaged, Refused):
-            tagged = True
-        age = now - store.modified_at(reference.directory)
-        held.append(Held(name, name in lineage.on, is_verified(store, reference), tagged, age))
+    for found in read_committed(store, run):
+        created_at, metrics = (found.manifest.created_at, found.manifest.metrics) if found.manifest is not None else (0.0, {})
+        changed_at = store.modified_at(found.reference.directory)
+        is_verified = found.level is Level.VERIFIED
+        held.append(Held(found.name, found.on_lineage, is_verified, found.is_tagged, changed_at, created_at, metrics))
     return tuple(held)
+
+
+def find_sources(store: Store, run: str) -> frozenset[StepName]:
+    """Return the checkpoints of ``run`` that another run of this store began from, as the fences of that run say."""
+    others = [other for other in store.list("") if other != run and is_run_name(other)]
+    fences = [fence for other in others for fence in read_fences(store, other)]
+    return frozenset(
+        StepName(fence.resume.step, fence.resume.attempt) for fence in fences if fence.resume is not None and fence.resume_run == run
+    )
 
 
 def delete_checkpoints(store: Store, run: str, writer: Writer, names: Iterable[StepName]) -> None:
@@ -69,7 +81,8 @@ def delete_checkpoints(store: Store, run: str, writer: Writer, names: Iterable[S
 
 
 def sweep(store: Store, run: str, writer: Writer, now: float) -> None:
-    """Empty the trash of what is older than 24 h, and trash what older attempts left in flight and what a deletion left half done.
+    """Empty the trash of what is older than 24 h, and trash what older attempts left in flight, what a deletion left half done, and frozen
+    files that no checkpoint names any more.
 
     Raises Fenced when this attempt does not own the run. ``now``: Unix seconds.
     """
@@ -82,10 +95,34 @@ def sweep(store: Store, run: str, writer: Writer, now: float) -> None:
         left_behind = staged is None or staged.attempt < writer.attempt
         if left_behind and now - store.modified_at(f"{run}/{TMP}/{name}") >= ABANDONED_SECONDS:
             store.move(f"{run}/{TMP}/{name}", f"{_grave(run, name)}/staging")
-    committed = {str(name) for name in list_committed(store, run)}
+    committed = list_committed(store, run)
+    known = {str(name) for name in committed}
     for name in store.list(f"{run}/{STEPS}"):
-        if StepName.parse(name) is not None and name not in committed:
+        if StepName.parse(name) is not None and name not in known:
             store.move(f"{run}/{STEPS}/{name}", f"{_grave(run, name)}/checkpoint")
+    for path in find_unnamed_frozen(store, run, now):
+        store.move(f"{run}/{path}", f"{_grave(run, 'frozen')}/{path}")
+
+
+def find_unnamed_frozen(store: Store, run: str, now: float) -> tuple[str, ...]:
+    """Return the files below ``frozen/``, relative to the run, that no committed checkpoint names and that are older than 24 h.
+
+    The age matters: the first save that names a file is in flight after the file is there. When one checkpoint's documents cannot be read,
+    none is returned. ``now``: Unix seconds.
+    """
+    old = {
+        path
+        for name in store.list(f"{run}/{FROZEN}")
+        if now - store.modified_at(f"{run}/{(path := f'{FROZEN}/{name}')}") >= ABANDONED_SECONDS
+    }
+    if not old:
+        return ()
+    for found in read_committed(store, run):
+        try:
+            old -= named_in(read_documents(store, found.reference).indexes)
+        except (CheckpointDamaged, Refused):
+            return ()
+    return tuple(sorted(old))
 
 
 def _grave(run: str, name: str) -> str:

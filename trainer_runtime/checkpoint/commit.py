@@ -5,20 +5,27 @@ Only the committer (rank 0) runs this. It believes what the ranks sent it, not a
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from trainer_runtime.checkpoint.documents import find_index_fault
 from trainer_runtime.checkpoint.fences import require_ownership
+from trainer_runtime.checkpoint.fingerprint import combined
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.contract.codec import ContractError, loads
 from trainer_runtime.contract.layout import MANIFEST, StepName, step_path
-from trainer_runtime.contract.manifest import IndexEntry, JobIdentity, Manifest, Parent, RankIndex, digest, parse_manifest
+from trainer_runtime.contract.manifest import (
+    FollowedStep,
+    IndexEntry,
+    JobIdentity,
+    Manifest,
+    Parent,
+    RankIndex,
+    SnapshotFile,
+    digest,
+    parse_manifest,
+)
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.store.base import AlreadyInStore, Store
 
@@ -43,11 +50,16 @@ class About:
     step: int
     epoch: int
     samples: int
-    strict: Mapping[str, Any] = field(default_factory=dict)
+    strict: dict[str, Any] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     parents: tuple[Parent, ...] = ()
     not_saved: tuple[str, ...] = ()
     allowances: tuple[str, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    software: dict[str, str] = field(default_factory=dict)
+    """Versions of what computed the state, by name; this process may run without it."""
+    snapshots: dict[str, tuple[SnapshotFile, ...]] = field(default_factory=dict)
+    followed: FollowedStep | None = None
 
 
 def commit(store: Store, run: str, staging: str, writer: Writer, about: About, index_bytes: tuple[bytes, ...]) -> Reference:
@@ -86,9 +98,13 @@ def _manifest(run: str, writer: Writer, about: About, indexes: list[RankIndex], 
         parents=about.parents,
         consumed_samples=about.samples,
         strict=dict(about.strict),
-        software={"torch": torch.__version__, "python": platform.python_version()},
+        software=dict(about.software),
         not_saved=about.not_saved,
         tags=about.tags,
         allowances=about.allowances,
+        metrics=dict(about.metrics),
+        snapshots=about.snapshots,
+        followed=about.followed,
+        fingerprint=combined(indexes),
         created_at=time.time(),
     ).to_bytes()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from trainer_runtime.checkpoint.agreement import find_disagreement
 from trainer_runtime.checkpoint.image import Placed
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.tiling import find_tiling_fault
@@ -92,7 +93,7 @@ def merge_tensors(indexes: Iterable[RankIndex]) -> dict[str, TensorEntry]:
 
 def find_index_fault(indexes: Iterable[RankIndex], world_size: int) -> str | None:
     """Return why rank indexes do not make up one checkpoint, or None: a rank missing or twice, a tensor described in two ways, bytes
-    missing or written twice, a chunk in a file that no index lists, an alias of nothing."""
+    missing or written twice, a chunk in a file that no index lists, an alias of nothing, replicas that held different bytes."""
     listed = list(indexes)
     if [index.rank for index in listed] != list(range(world_size)):
         return f"there are indexes of ranks {[index.rank for index in listed]}, the world has {world_size} ranks"
@@ -114,7 +115,7 @@ def find_index_fault(indexes: Iterable[RankIndex], world_size: int) -> str | Non
         fault = find_tiling_fault(entry)
         if fault is not None:
             return fault
-    return None
+    return find_disagreement(listed)
 
 
 def pieces_in(file: FileEntry, index: RankIndex, header_size: int) -> dict[str, Placed]:

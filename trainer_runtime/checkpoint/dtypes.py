@@ -34,13 +34,11 @@ _WORDS: Final = {
 }
 DTYPES: Final = {word: dtype for dtype, word in _WORDS.items()}
 """torch's type, by safetensors' word."""
-ITEM_BYTES: Final = {word: dtype.itemsize for dtype, word in _WORDS.items()}
-"""Bytes per element, by safetensors' word."""
 
 
 def word_for(dtype: torch.dtype, name: str) -> str:
     """Return safetensors' word. Raises ConfigurationError that names the tensor ``name`` and its dtype when there is none."""
     word = _WORDS.get(dtype)
     if word is None:
-        raise ConfigurationError(f"{name}: dtype {dtype} cannot be saved; safetensors has {', '.join(sorted(ITEM_BYTES))}")
+        raise ConfigurationError(f"{name}: dtype {dtype} cannot be saved; safetensors has {', '.join(sorted(DTYPES))}")
     return word

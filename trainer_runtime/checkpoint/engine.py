@@ -9,26 +9,31 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
+from trainer_runtime.checkpoint import agreement, replicas
 from trainer_runtime.checkpoint.commit import About, Writer
-from trainer_runtime.checkpoint.exchange import Exchange
+from trainer_runtime.checkpoint.device import Pending
+from trainer_runtime.checkpoint.job import Part, SaveJob, StagedFile
 from trainer_runtime.checkpoint.names import find_owner, rank_prefix
-from trainer_runtime.checkpoint.persist import Persister, SaveJob
+from trainer_runtime.checkpoint.pieces import SavePlan
 from trainer_runtime.checkpoint.plan import Planner
 from trainer_runtime.checkpoint.stage import Stage
 from trainer_runtime.contract.beat import CheckpointRecord
-from trainer_runtime.contract.manifest import ObjectEntry, Parent
+from trainer_runtime.contract.codec import ContractError, dumps, loads
+from trainer_runtime.contract.manifest import FollowedStep, ObjectEntry, Parent, SnapshotFile
 from trainer_runtime.errors import ConfigurationError, RuntimeProblem, SaveFailed
 from trainer_runtime.state.leaves import Snapshot
 from trainer_runtime.state.tree import encode
-from trainer_runtime.store.base import Store
 
 SAVE_DEADLINE_SECONDS: Final = 900.0
 """How long rank 0 waits for the other ranks' parts, and again for their proofs, before it abandons the save."""
 MAX_FAILURES_IN_A_ROW: Final = 5
 """So many saves in a row that failed are an error: training that cannot be resumed is not worth its GPUs."""
+
+OnRecord = Callable[[CheckpointRecord], None]
+OnEnded = Callable[[int, CheckpointRecord | None, Exception | None], None]
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,21 @@ class SaveResult:
     step: int
     record: CheckpointRecord | None
     error: RuntimeProblem | None
+    seconds: float = 0.0
+    """From the beginning of the stage to this result; 0 for one that is repeated, or never got so far."""
+
+
+class Persisting(Protocol):
+    """What becomes of a sealed stage; `checkpoint.persister.link.Link` behind `joining.Joined`."""
+
+    def prepare(self, part: Part, generation_bytes: int, generations: int, descriptor: int) -> None:
+        """Say what the next saves consist of, and lend the arena."""
+
+    def save(self, job: SaveJob) -> None:
+        """Have a sealed generation persisted."""
+
+    def close(self) -> None:
+        """Leave."""
 
 
 class Engine:
@@ -46,35 +66,41 @@ class Engine:
     def __init__(
         self,
         *,
-        store: Store,
-        run: str,
+        join: Callable[[OnRecord, OnEnded], Persisting],
         writer: Writer,
-        exchange: Exchange,
-        on_record: Callable[[CheckpointRecord], None],
+        on_record: OnRecord,
         parents: tuple[Parent, ...] = (),
-        deadline_seconds: float = SAVE_DEADLINE_SECONDS,
+        stored: frozenset[str] = frozenset(),
+        snapshots: dict[str, tuple[SnapshotFile, ...]] | None = None,
+        software: dict[str, str] | None = None,
     ) -> None:
-        """``on_record`` is called from the writer's thread, on every rank, once for committed and once for verified."""
+        """``join``: connect to the persister, which calls the two listeners from a thread of its own. ``on_record`` is called from that
+        thread, on every rank, for committed and for verified. ``stored``: frozen files that the run is known to have. ``snapshots``,
+        ``software``: for every manifest. Raises what ``join`` raises."""
         self._writer = writer
+        self._on_record = on_record
         self._parents = parents
-        self._planner = Planner(writer.rank, writer.world_size)
+        self._snapshots = snapshots or {}
+        self._software = software or {}
+        self._planner = Planner(writer.rank, writer.world_size, stored)
         self._stage = Stage()
-        self._persister = Persister(store, run, writer, exchange, on_record, deadline_seconds)
         self._changed = threading.Condition()
-        self._job: SaveJob | None = None
+        self._in_flight: int | None = None
+        self._began_at = 0.0
+        self._listener_error: Exception | None = None
         self._results: list[SaveResult] = []
         self._newest: SaveResult | None = None
+        self._unsettled: SaveResult | None = None
         self._failures = 0
         self._tries = (-1, 0)
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="rtj-persist", daemon=True)
-        self._thread.start()
+        self._persisting = join(self._recorded, self._ended)
 
     @property
     def busy(self) -> bool:
         """Whether a save is in flight."""
         with self._changed:
-            return self._job is not None
+            return self._in_flight is not None
 
     def prepare(self, snapshot: Snapshot) -> None:
         """Take the stage's memory now, before training starts, so that the first save costs no more than the others.
@@ -82,7 +108,7 @@ class Engine:
         Raises SaveFailed with numbers when the memory is not there, ConfigurationError for a leaf that cannot be saved.
         """
         self._require_idle("prepare")
-        self._stage.prepare(self._planner.plan(snapshot.leaves))
+        self._prepare(self._plan(snapshot), snapshot)
 
     def stage(
         self,
@@ -95,12 +121,14 @@ class Engine:
         tags: tuple[str, ...] = (),
         not_saved: tuple[str, ...] = (),
         allowances: tuple[str, ...] = (),
+        metrics: Mapping[str, float] | None = None,
+        followed: FollowedStep | None = None,
     ) -> None:
-        """Copy every leaf to host memory, then return; a thread writes, commits and verifies. The caller makes sure that it is not busy.
+        """Copy every leaf to host memory, then return; the persister writes, commits and verifies. The caller makes sure that it is not
+        busy. A step that is verified already is not saved again: its result is repeated. Where the memory is not there, the save is handed
+        on as refused, so that it fails on all ranks at once.
 
-        A step that is verified already is not saved again: its result is repeated.
-
-        Raises SaveFailed when the memory is not there or the last saves all failed, ConfigurationError for a value that cannot be saved.
+        Raises SaveFailed when the last saves all failed, ConfigurationError for a value that cannot be saved.
         """
         self._require_idle("stage")
         if self._failures >= MAX_FAILURES_IN_A_ROW:
@@ -108,22 +136,50 @@ class Engine:
             raise SaveFailed(f"the last {self._failures} saves failed; the newest: {self._newest.error}") from self._newest.error
         if self._newest is not None and self._newest.step == step and self._newest.error is None:
             with self._changed:
-                self._results.append(self._newest)
+                self._results.append(replace(self._newest, seconds=0.0))
             return
+        began_at = time.monotonic()
+        about = About(
+            step=step,
+            epoch=epoch,
+            samples=samples,
+            strict=dict(strict),
+            tags=tags,
+            parents=self._parents,
+            not_saved=not_saved,
+            allowances=allowances,
+            metrics=dict(metrics or {}),
+            software=self._software,
+            snapshots=self._snapshots,
+            followed=followed,
+        )
+        _require_readable(about)
+        plan = self._plan(snapshot)
+        agreed = replicas.digests(snapshot.leaves, self._writer.world_size, step)
+        own = {rank_prefix(self._writer.rank) + agreement.OBJECT: agreed} if agreed else {}
+        objects = self._encode({**snapshot.objects, **own})
+        generation, pending, refusal = 0, None, ""
+        try:
+            self._prepare(plan, snapshot)
+            generation, pending = self._stage.fill(plan, snapshot.leaves)
+        except SaveFailed as error:
+            refusal = str(error)
         self._tries = (step, self._tries[1] + 1 if self._tries[0] == step else 0)
-        plan = self._planner.plan(snapshot.leaves)
-        objects = self._encode(snapshot.objects)
-        self._stage.fill(plan, snapshot.leaves)
-        about = About(step, epoch, samples, dict(strict), tags, self._parents, not_saved, allowances)
         with self._changed:
-            self._job = SaveJob(about, plan, objects, self._tries[1])
-            self._changed.notify_all()
+            self._in_flight = step
+            self._began_at = began_at
+            self._listener_error = None
+        job = SaveJob(about, objects, self._tries[1], generation, refusal)
+        if pending is None:
+            self._persisting.save(job)
+        else:
+            threading.Thread(target=self._seal, args=[job, pending], name="rtj-seal", daemon=True).start()
 
     def wait(self, deadline_seconds: float) -> SaveResult | None:
         """Return the result of the save in flight, or else of the newest. None: still in flight after the deadline, or there was none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._job is None, timeout=deadline_seconds)
-            return self._newest if self._job is None else None
+            self._changed.wait_for(lambda: self._in_flight is None, timeout=deadline_seconds)
+            return self._newest if self._in_flight is None else None
 
     def take_results(self) -> tuple[SaveResult, ...]:
         """Return how the saves ended that finished since this was last asked."""
@@ -132,21 +188,45 @@ class Engine:
             return results
 
     def close(self, deadline_seconds: float) -> None:
-        """Wait for the save in flight and end the thread. Raises SaveFailed when it is still in flight after the deadline."""
-        end = time.monotonic() + deadline_seconds
+        """Wait for the save in flight and leave the persister. Raises SaveFailed when it is still in flight after the deadline; what every
+        rank had sealed may yet be committed and verified by the persisters."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
-        self._thread.join(max(0.0, end - time.monotonic()))
-        if self._thread.is_alive():
-            raise SaveFailed(f"a save was still in flight {deadline_seconds:.0f} s after it was asked to finish")
+            if not self._changed.wait_for(lambda: self._in_flight is None, timeout=deadline_seconds):
+                raise SaveFailed(f"a save was still in flight {deadline_seconds:.0f} s after it was asked to finish")
+        self._persisting.close()
 
     def _require_idle(self, what: str) -> None:
         with self._changed:
-            if self._job is not None:
-                raise SaveFailed(f"{what}: the save of step {self._job.about.step} is still in flight; two saves never overlap")
+            if self._in_flight is not None:
+                raise SaveFailed(f"{what}: the save of step {self._in_flight} is still in flight; two saves never overlap")
             if self._closed:
                 raise SaveFailed(f"{what}: saving was closed")
+
+    def _plan(self, snapshot: Snapshot) -> SavePlan:
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is not None:
+            self._planner.settle(unsettled.error)
+        return self._planner.plan(snapshot.leaves)
+
+    def _seal(self, job: SaveJob, pending: Pending) -> None:
+        """Hand the save on once the GPUs have copied it."""
+        try:
+            pending.wait()
+        except Exception as error:  # of the driver, too: whatever it is, the other ranks must not wait for this one
+            job = replace(job, refusal=f"{type(error).__name__}: {error}")
+        self._persisting.save(job)
+
+    def _prepare(self, plan: SavePlan, snapshot: Snapshot) -> None:
+        if self._stage.prepare(plan, snapshot.leaves):
+            part = Part(
+                tuple(StagedFile(file.path, file.size, file.stage_offset) for file in plan.files),
+                plan.tensors,
+                plan.structure_sha256,
+                plan.kept,
+            )
+            arena = self._stage.arena
+            self._persisting.prepare(part, arena.generation_bytes, arena.generations, arena.descriptor)
 
     def _encode(self, objects: Mapping[str, Any]) -> tuple[ObjectEntry, ...]:
         """Own values, and on rank 0 the shared ones."""
@@ -159,28 +239,30 @@ class Engine:
                 entries.append(ObjectEntry(name, encode(objects[name], name)))
         return tuple(entries)
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._job is not None or self._closed)
-                job = self._job
-            if job is None:
-                return
-            result = self._persist(job)
-            with self._changed:
-                self._failures = 0 if result.error is None else self._failures + 1
-                self._newest = result
-                self._results.append(result)
-                self._job = None
-                self._changed.notify_all()
-
-    def _persist(self, job: SaveJob) -> SaveResult:
-        step = job.about.step
+    def _recorded(self, record: CheckpointRecord) -> None:
         try:
-            return SaveResult(step, self._persister.persist(job, self._stage), None)
-        except RuntimeProblem as error:
-            return SaveResult(step, None, error)
-        except Exception as error:  # the thread must live on: whatever went wrong is this save's result, and the next save gets its try
-            failure = SaveFailed(f"step {step}: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            return SaveResult(step, None, failure)
+            self._on_record(record)
+        except Exception as error:  # the link's thread must live on: it is this save's result
+            self._listener_error = error
+
+    def _ended(self, step: int, record: CheckpointRecord | None, error: Exception | None) -> None:
+        error = error or self._listener_error
+        if error is not None and not isinstance(error, RuntimeProblem):
+            problem = SaveFailed(f"step {step}: {type(error).__name__}: {error}")
+            problem.__cause__ = error
+            error = problem
+        result = SaveResult(step, record if error is None else None, error, time.monotonic() - self._began_at)
+        with self._changed:
+            self._failures = 0 if result.error is None else self._failures + 1
+            self._newest = self._unsettled = result
+            self._results.append(result)
+            self._in_flight = None
+            self._changed.notify_all()
+
+
+def _require_readable(about: About) -> None:
+    """What no reader could read must not be committed; better said where the value was given than when it was written."""
+    try:
+        loads(About, dumps(about))
+    except ContractError as error:
+        raise ConfigurationError(f"the checkpoint of step {about.step} could not be read again: {error}") from error

@@ -36,9 +36,9 @@ class Placed:
     end: int
 
 
-def header_bytes(tensors: Iterable[Placed]) -> bytes:
-    """Return a file's first bytes: length, JSON, spaces up to the page boundary where the data begins."""
-    table: dict[str, object] = {"__metadata__": _METADATA}
+def header_bytes(tensors: Iterable[Placed], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return a file's first bytes: length, JSON, spaces up to the page boundary where the data begins. ``metadata``: more of it."""
+    table: dict[str, object] = {"__metadata__": {**_METADATA, **(metadata or {})}}
     for placed in tensors:
         table[placed.name] = {"dtype": placed.dtype, "shape": list(placed.shape), "data_offsets": [placed.begin, placed.end]}
     text = json.dumps(table, separators=(",", ":")).encode()

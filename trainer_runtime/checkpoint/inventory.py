@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from trainer_runtime.checkpoint.documents import find_reference, is_verified
+from trainer_runtime.checkpoint.documents import find_reference, is_verified, read_manifest
 from trainer_runtime.checkpoint.fences import read_fences
-from trainer_runtime.checkpoint.lineage import Lineage, lineage_of
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.layout import FENCES, PROBE, STEPS, TMP, StepName
-from trainer_runtime.contract.manifest import Fence
+from trainer_runtime.contract.lineage import Lineage, lineage_of
+from trainer_runtime.contract.manifest import Fence, Manifest
+from trainer_runtime.errors import CheckpointDamaged, Refused
 from trainer_runtime.store.base import NotInStore, Store
 
 INVENTORY_LENGTH: Final = 20
@@ -59,12 +60,54 @@ def read_inventory(store: Store, run: str) -> Inventory:
     newest_first = (*reversed(lineage.on), *reversed(lineage.abandoned))
     records = []
     for name in newest_first[:INVENTORY_LENGTH]:
-        reference = find_reference(store, run, name)
-        if reference is not None:
+        found = _look_at(store, run, name, lineage)
+        if found is not None:
             # without any fence nothing is known to have left the lineage; the start ends for the missing fence, not by starting over
-            is_abandoned = bool(fences) and name not in lineage.on
-            records.append(reference.record(level_of(store, reference), abandoned=is_abandoned))
+            is_abandoned = bool(fences) and not found.on_lineage
+            records.append(found.reference.record(found.level, abandoned=is_abandoned, tagged=found.is_tagged))
     return Inventory(fences, lineage, tuple(records))
+
+
+@dataclass(frozen=True)
+class Committed:
+    """One committed checkpoint with what its manifest says. Its data was not looked at."""
+
+    reference: Reference
+    on_lineage: bool
+    level: Level
+    manifest: Manifest | None
+    """None: it cannot be read."""
+    fault: str = ""
+    """Why there is no manifest."""
+
+    @property
+    def name(self) -> StepName:
+        return self.reference.name
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether only a person may delete it: it has tags, or nobody knows what it has."""
+        return self.manifest is None or bool(self.manifest.tags)
+
+
+def read_committed(store: Store, run: str) -> tuple[Committed, ...]:
+    """Return every committed checkpoint of a run, by step and attempt."""
+    names = list_committed(store, run)
+    lineage = lineage_of(read_fences(store, run), names)
+    return tuple(found for name in names if (found := _look_at(store, run, name, lineage)) is not None)
+
+
+def _look_at(store: Store, run: str, name: StepName, lineage: Lineage) -> Committed | None:
+    """Return what stands under a name, or None when it was deleted since it was listed."""
+    reference = find_reference(store, run, name)
+    if reference is None:
+        return None
+    manifest, fault = None, ""
+    try:
+        manifest = read_manifest(store, reference)
+    except (CheckpointDamaged, Refused) as error:
+        fault = str(error)
+    return Committed(reference, name in lineage.on, level_of(store, reference), manifest, fault)
 
 
 def list_committed(store: Store, run: str) -> tuple[StepName, ...]:

@@ -17,11 +17,16 @@ _MEMINFO: Final = Path("/proc/meminfo")
 def require_memory(wanted: int, purpose: str) -> None:
     """Raises SaveFailed, with the numbers, when ``wanted`` bytes would not leave RESERVE_BYTES of what is available."""
     available = available_bytes()
-    if wanted + RESERVE_BYTES > available:
+    if not fits_memory(wanted, available):
         raise SaveFailed(
             f"{purpose} needs {_mib(wanted)} of host memory and leaves {_mib(RESERVE_BYTES)} to the process; "
             f"available are {_mib(available)} (the smaller of MemAvailable and the container's memory limit less its use)"
         )
+
+
+def fits_memory(wanted: int, available: int | None = None) -> bool:
+    """Say whether ``wanted`` bytes leave RESERVE_BYTES of what is available."""
+    return wanted + RESERVE_BYTES <= (available_bytes() if available is None else available)
 
 
 def available_bytes(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:

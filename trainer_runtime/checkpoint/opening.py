@@ -19,7 +19,7 @@ from trainer_runtime.checkpoint.exchange import Exchange
 from trainer_runtime.checkpoint.fences import create_fence
 from trainer_runtime.checkpoint.inventory import Inventory, read_inventory
 from trainer_runtime.checkpoint.outcome import pack_error, pack_value, unpack
-from trainer_runtime.checkpoint.restore import parse_uri
+from trainer_runtime.checkpoint.restore import locate, parse_uri
 from trainer_runtime.checkpoint.verify import mark_verified, verify_checkpoint
 from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
 from trainer_runtime.contract.codec import from_jsonable, to_jsonable
@@ -69,13 +69,16 @@ def open_run(
     start_fresh: bool,
     hold: Hold | None,
     *,
+    resume_from: ResumePoint | None = None,
     probe_seconds: float = PROBE_SECONDS,
     open_seconds: float = OPEN_SECONDS,
 ) -> Opened:
     """Take the run for this attempt and return where it starts. Every rank calls it once; all return the same or raise the same.
 
     ``writer.attempt`` 0 means that there is no operator: the attempt is the highest fence + 1, and it starts from the newest checkpoint on
-    the lineage that is verified, or passes verification now. ``hold`` None: nobody to ask.
+    the lineage that is verified, or passes verification now. ``hold`` None: nobody to ask. ``resume_from``: where a run begins that has no
+    committed step on its lineage; afterwards it is not looked at. A resume point in another run, or one whose digest nobody knew, is
+    verified before the fence is created, and the fence pins the digest that was found.
 
     Raises ConfigurationError for a bad run name; StoreUnavailable for a store that is not shared, or not the one the run began in; Refused,
     with the inventory, for a run that should be empty and is not; Fenced when another attempt owns the run or supersedes this one;
@@ -87,7 +90,7 @@ def open_run(
         try:
             resume_run = _recognise(store, run, assignment_resume)
             _probe_as_first(store, run, writer, exchange, probe_seconds)
-            opened = _take(store, run, writer, assignment_resume, resume_run, start_fresh, hold)
+            opened = _take(store, run, writer, assignment_resume, resume_run, start_fresh, hold, resume_from)
         except Exception as error:
             exchange.put("open/result", pack_error(error))
             raise
@@ -160,14 +163,25 @@ def _recognise(store: Store, run: str, assigned: ResumePoint | None) -> str | No
     if assigned is None:
         return None
     place = parse_uri(assigned.uri)
+    fence = f"{run}/{fence_path(assigned.attempt)}"
     if (place.store_uri, place.run) != (store.uri, run):
-        return place.run
-    if not store.exists(f"{run}/{fence_path(assigned.attempt)}"):
+        return None if place.run == run and _is_copy_of_ours(store, assigned, fence) else place.run
+    if not store.exists(fence):
         raise StoreUnavailable(
             f"{store.uri}/{run} has no fence of attempt {assigned.attempt}, which wrote the checkpoint to resume from: this is not the "
             "store that the run began in; is the volume mounted?"
         )
     return None
+
+
+def _is_copy_of_ours(store: Store, assigned: ResumePoint, fence: str) -> bool:
+    """Say whether a resume point in another store is a copy of this run's, as an archive holds them: both stores have the fence that it was
+    written under, with its nonce. Raises StoreUnavailable."""
+    source, _reference = locate(store, assigned)
+    try:
+        return source.read(fence) == store.read(fence)
+    except NotInStore:
+        return False
 
 
 def _take(
@@ -178,15 +192,13 @@ def _take(
     resume_run: str | None,
     start_fresh: bool,
     hold: Hold | None,
+    resume_from: ResumePoint | None,
 ) -> Opened:
     found = read_inventory(store, run)
     if hold is not None:
-        _ask(hold, found, writer, run, assigned)
-    resume = assigned
-    passed_over: tuple[str, ...] = ()
+        _ask(hold, found, writer, run, None if start_fresh else assigned, resume_run)
+    resume, passed_over = _find_start(store, run, found, assigned, start_fresh, resume_from, is_alone=writer.attempt == 0)
     if writer.attempt == 0:
-        if assigned is None and not start_fresh:
-            resume, passed_over = _choose(store, run, found)
         writer = replace(writer, attempt=found.highest.attempt + 1 if found.highest else 1)
     elif found.highest is not None and found.highest.attempt > writer.attempt:
         raise Fenced(
@@ -195,6 +207,8 @@ def _take(
             found.highest.attempt,
             found.highest.job_uid,
         )
+    if resume is not None and assigned is None:
+        resume_run = _recognise(store, run, resume)
     if resume is None and not start_fresh and not found.is_empty:
         raise Refused(
             f"run {run!r} holds checkpoints and nothing says where to start; name one to resume from, or allow startFresh\n"
@@ -202,13 +216,64 @@ def _take(
         )
     parents: tuple[Parent, ...] = ()
     if resume is not None:
+        if resume_run is not None or not resume.manifest_sha256:
+            resume = _prove_source(store, resume)
         relation = "warm_start" if resume.mode is ResumeMode.WARM_START else "resume"
         parents = (Parent(resume.step, resume.attempt, resume.manifest_sha256, relation),)
     create_fence(store, run, Fence(writer.attempt, writer.job.uid, writer.pod_uid, uuid.uuid4().hex, resume, resume_run))
     return Opened(writer, resume, parents, passed_over)
 
 
-def _ask(hold: Hold, found: Inventory, writer: Writer, run: str, assigned: ResumePoint | None) -> None:
+def find_start(
+    store: Store, run: str, assigned: ResumePoint | None, start_fresh: bool, resume_from: ResumePoint | None, *, is_alone: bool
+) -> ResumePoint | None:
+    """Return where an attempt that starts now would start, proven as far as `open_run` proves it; None: from nothing. Takes nothing.
+
+    ``is_alone``: there is no operator. Raises what `open_run` raises for what lies there.
+    """
+    resume, _passed_over = _find_start(store, run, read_inventory(store, run), assigned, start_fresh, resume_from, is_alone=is_alone)
+    if resume is None or (resume.manifest_sha256 and _recognise(store, run, resume) is None):
+        return resume
+    return _prove_source(store, resume)
+
+
+def _find_start(
+    store: Store,
+    run: str,
+    found: Inventory,
+    assigned: ResumePoint | None,
+    start_fresh: bool,
+    resume_from: ResumePoint | None,
+    *,
+    is_alone: bool,
+) -> tuple[ResumePoint | None, tuple[str, ...]]:
+    """Return the resume point and what was passed over. ``resume_from`` counts while the run has no committed step on its lineage."""
+    if assigned is not None:
+        return assigned, ()
+    resume, passed_over = _choose(store, run, found) if is_alone and not start_fresh else (None, ())
+    has_no_step = found.is_empty or (bool(found.fences) and not found.lineage.on)
+    if resume is None and (start_fresh or has_no_step):
+        resume = resume_from
+    return resume, passed_over
+
+
+def _prove_source(store: Store, resume: ResumePoint) -> ResumePoint:
+    """Return the resume point with the digest of what lies there, once all of it is proven. Nothing is written there, not even a mark.
+
+    Raises ConfigurationError when there is no checkpoint, CheckpointDamaged when it is not whole.
+    """
+    source, reference = locate(store, resume)
+    if not reference.manifest_sha256:
+        found = find_reference(source, reference.run, reference.name)
+        if found is None:
+            raise ConfigurationError(f"{resume.uri} is to be resumed from, and there is no checkpoint: it has no manifest")
+        reference = found
+    if not is_verified(source, reference):
+        verify_checkpoint(source, reference)
+    return replace(resume, manifest_sha256=reference.manifest_sha256)
+
+
+def _ask(hold: Hold, found: Inventory, writer: Writer, run: str, assigned: ResumePoint | None, resume_run: str | None) -> None:
     """Tell the operator what is here; go on as assigned unless it says otherwise, or is silent while the store knows more than it did.
 
     Another job's run is never entered in silence: that job may be alive where this operator cannot see it.
@@ -228,10 +293,12 @@ def _ask(hold: Hold, found: Inventory, writer: Writer, run: str, assigned: Resum
             holder,
         )
     newest = found.lineage.newest
-    if assigned is not None and newest is not None and newest > StepName(assigned.step, assigned.attempt):
+    if assigned is None or newest is None:
+        return
+    if resume_run is not None or newest > StepName(assigned.step, assigned.attempt):
         raise Fenced(
-            f"run {run!r} holds a newer checkpoint (step {newest.step}) than the assigned one (step {assigned.step}), and the operator did "
-            f"not answer\n{found.describe()}",
+            f"run {run!r} holds a newer checkpoint (step {newest.step}) than the assigned one (step {assigned.step} of run "
+            f"{resume_run or run!r}), and the operator did not answer\n{found.describe()}",
             highest,
             holder,
         )

@@ -7,10 +7,19 @@ from typing import Any, Final
 
 from trainer_runtime.contract.codec import from_jsonable, to_jsonable
 from trainer_runtime.contract.exit_report import DamagedCheckpoint
-from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Fenced, Refused, RuntimeProblem, SaveFailed, StoreUnavailable
+from trainer_runtime.errors import (
+    CheckpointDamaged,
+    CommitUndecided,
+    ConfigurationError,
+    Fenced,
+    Refused,
+    RuntimeProblem,
+    SaveFailed,
+    StoreUnavailable,
+)
 
 _PLAIN: Final[dict[str, type[RuntimeProblem]]] = {
-    kind.__name__: kind for kind in (ConfigurationError, Refused, SaveFailed, StoreUnavailable)
+    kind.__name__: kind for kind in (ConfigurationError, Refused, SaveFailed, StoreUnavailable, CommitUndecided)
 }
 
 

@@ -1,61 +1,67 @@
-"""One save after the stage: write, hand in the index, commit, verify, mark. Every rank runs it; rank 0 is the committer.
+"""One save after the stage: write, hand in the index, commit, verify, mark. Every rank's persister runs it; rank 0's is the committer.
 
-It works on staged bytes, a store and an exchange only, so that it can run in a thread of the trainer or in a process beside it. It never
-touches the training's process groups, and every wait ends: a rank that failed, or is late, costs this save and nothing else.
+It works on staged bytes, a store and an exchange only, in a process beside the trainer. It never touches the training's process groups, and
+every wait ends: a rank that failed or is late, and a store that hangs, cost this save and nothing else. A save whose persister was killed
+is done again from the same bytes, and takes over whatever the one before got done.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from trainer_runtime.checkpoint.commit import About, Writer, commit
-from trainer_runtime.checkpoint.exchange import Exchange
+from trainer_runtime.checkpoint import fingerprint, frozen
+from trainer_runtime.checkpoint.commit import Writer, commit
+from trainer_runtime.checkpoint.documents import find_reference, is_verified, read_manifest
+from trainer_runtime.checkpoint.exchange import SaveExchange
+from trainer_runtime.checkpoint.job import Part, SaveJob, StagedFile
+from trainer_runtime.checkpoint.local import LocalTier
 from trainer_runtime.checkpoint.outcome import pack_error, pack_value, unpack
-from trainer_runtime.checkpoint.plan import SavePlan
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.stage import Stage
 from trainer_runtime.checkpoint.verify import mark_verified, verify_files
 from trainer_runtime.checkpoint.writer import write_files
 from trainer_runtime.contract.beat import CheckpointRecord, Level
-from trainer_runtime.contract.codec import dumps
-from trainer_runtime.contract.layout import StepName, rank_index_path, staging_path
-from trainer_runtime.contract.manifest import ObjectEntry, RankIndex
-from trainer_runtime.errors import ExchangeTimeout, Fenced, RuntimeProblem, SaveFailed
+from trainer_runtime.contract.codec import dumps, loads
+from trainer_runtime.contract.layout import MANIFEST, StepName, rank_index_path, staging_path
+from trainer_runtime.contract.manifest import RankIndex
+from trainer_runtime.errors import CommitUndecided, ExchangeTimeout, Fenced, RuntimeProblem, SaveFailed
 from trainer_runtime.store.base import Store
 
 ANSWER_SECONDS: Final = 30.0
 """How much longer a rank waits for the committer's word than the committer waits for the ranks."""
 
 
-@dataclass(frozen=True)
-class SaveJob:
-    """One rank's part of one save, staged and ready to be written."""
-
-    about: About
-    plan: SavePlan
-    objects: tuple[ObjectEntry, ...]
-    tries: int
-    """How often this attempt has tried this step before; a second try must not meet the first one's files or messages."""
+T = TypeVar("T")
 
 
 class _Unanswered(SaveFailed):
     """Rank 0 did not say how the save ended."""
 
 
+@dataclass(frozen=True)
+class _Save:
+    """Where one save's files and messages are."""
+
+    name: StepName
+    staging: str
+    key: str
+
+
 class Persister:
-    """Turns staged saves into verified checkpoints, one at a time."""
+    """Turns one rank's staged saves into verified checkpoints, one at a time."""
 
     def __init__(
         self,
         store: Store,
         run: str,
         writer: Writer,
-        exchange: Exchange,
+        exchange: SaveExchange,
         on_record: Callable[[CheckpointRecord], None],
         deadline_seconds: float,
+        local: LocalTier | None = None,
     ) -> None:
         self._store = store
         self._run = run
@@ -63,84 +69,155 @@ class Persister:
         self._exchange = exchange
         self._on_record = on_record
         self._deadline_seconds = deadline_seconds
+        self._local = local
+        self._last_key = ""
+        self.is_hung = False
+        """A call of the store did not come back within the deadline. Its thread cannot be ended, so this process is to be replaced."""
 
-    def persist(self, job: SaveJob, stage: Stage) -> CheckpointRecord:
+    def persist(self, job: SaveJob, part: Part, image: Callable[[StagedFile], memoryview], *, again: bool = False) -> CheckpointRecord:
         """Write, commit and verify. Returns the verified record on every rank; calls ``on_record`` for committed and for verified.
 
+        ``image``: a staged file's bytes, in whole pages. ``again``: an earlier process may have done some of this save.
         Raises SaveFailed, Fenced or StoreUnavailable, the same on every rank that is alive and in time.
         """
         name = StepName(job.about.step, self._writer.attempt)
         suffix = f".{job.tries}" if job.tries else ""
-        key = f"save/{name}{suffix}"
-        staging = f"{self._run}/{staging_path(name)}{suffix}"
-        index = self._write_part(job, stage, staging, key)
+        save = _Save(name, f"{self._run}/{staging_path(name)}{suffix}", f"save/{name}{suffix}/")
+        if self._last_key and self._last_key != save.key:
+            self._exchange.forget(self._last_key)
+        self._last_key = save.key
+        reference = self._bounded("looking for what was committed", lambda: self._find_committed(name)) if again else None
+        index = self._part(job, part, image, save, reference, again)
         try:
-            sha256 = self._decide(f"{key}/committed", lambda: self._commit(job, staging, key))
+            sha256 = self._decide(f"{save.key}committed", lambda: self._commit(job, save, reference))
         except Exception as error:
-            self._clear(staging, error)
+            self._clear(save.staging, error)
             raise
         reference = Reference(self._store.uri, self._run, name, sha256)
         self._on_record(reference.record(Level.COMMITTED))
-        self._prove_part(reference, index, key)
-        self._decide(f"{key}/verified", lambda: self._mark(reference, key))
+        self._prove_part(reference, index, save)
+        self._decide(f"{save.key}verified", lambda: self._mark(reference, save))
         record = reference.record(Level.VERIFIED)
         self._on_record(record)
+        if self._local is not None and index is not None:
+            self._local.prove(reference, index)
         return record
+
+    def leave(self) -> None:
+        """Tell the others that this rank is gone and stages no more saves."""
+        self._exchange.put(_gone(self._writer.rank), b"")
+
+    def _find_committed(self, name: StepName) -> Reference | None:
+        return find_reference(self._store, self._run, name)
+
+    def _part(
+        self,
+        job: SaveJob,
+        part: Part,
+        image: Callable[[StagedFile], memoryview],
+        save: _Save,
+        reference: Reference | None,
+        again: bool,
+    ) -> RankIndex | None:
+        """Return this rank's index, handed in; None when there is none and the others were told why."""
+        rank = self._writer.rank
+        said = self._exchange.find(f"{save.key}index/{rank}") if again else None
+        if said is not None:
+            return _index_in(said)
+        if reference is not None:
+            committed = reference
+            return self._bounded("reading what was committed", lambda: self._read_index(committed.directory))
+        if again:
+            self._bounded("removing half-written files", lambda: self._remove_own(part, save.staging))
+        return self._write_part(job, part, image, save)
+
+    def _read_index(self, directory: str) -> RankIndex:
+        return loads(RankIndex, self._store.read(f"{directory}/{rank_index_path(self._writer.rank)}"))
+
+    def _remove_own(self, part: Part, staging: str) -> None:
+        # Rank 0's is the manifest too: a commit that was cut off before its one atomic act may have left it.
+        manifest = (MANIFEST,) if self._writer.rank == 0 else ()
+        for path in (*(file.path for file in part.files), rank_index_path(self._writer.rank), *manifest):
+            if not frozen.is_frozen(path):
+                self._store.remove(f"{staging}/{path}")
 
     def _clear(self, staging: str, error: Exception) -> None:
         """Give back the room that an abandoned save took. Every rank does it, when it has stopped writing: whoever is last leaves nothing.
 
-        Nothing is deleted when the run is no longer ours, nor when rank 0 is silent: it may yet commit what is there.
+        Nothing is deleted when the run is no longer ours, nor when it may yet turn out to be committed: rank 0 is silent, or the store was.
         """
-        if isinstance(error, (Fenced, _Unanswered)):
+        if isinstance(error, (Fenced, _Unanswered, CommitUndecided)) or self.is_hung:
             return
         try:
-            self._store.remove(staging)
+            self._bounded("removing an abandoned save", lambda: self._store.remove(staging))
         except RuntimeProblem as problem:
             error.add_note(f"what was written of it stays: {problem}")
 
-    def _write_part(self, job: SaveJob, stage: Stage, staging: str, key: str) -> RankIndex | None:
+    def _write_part(self, job: SaveJob, part: Part, image: Callable[[StagedFile], memoryview], save: _Save) -> RankIndex | None:
         """Write this rank's files and hand in its index, or the reason why there is none: the committer then need not wait."""
-        try:
-            files = write_files(self._store, staging, job.plan, stage)
-            index = RankIndex(self._writer.rank, files, job.plan.tensors, job.objects)
+        rank = self._writer.rank
+
+        def write() -> tuple[RankIndex, str]:
+            written = write_files(self._store, self._run, save.staging, part.files, image)
+            tensors = fingerprint.of_staged(part.tensors, {file.path: image(file) for file in part.files})
+            index = RankIndex(rank, written + part.kept, tensors, job.objects)
             text = dumps(index)
-            self._store.create(f"{staging}/{rank_index_path(self._writer.rank)}", text.encode())
+            self._store.create(f"{save.staging}/{rank_index_path(rank)}", text.encode())
+            return index, text
+
+        try:
+            if job.refusal:
+                raise SaveFailed(job.refusal)
+            if self._local is not None:
+                self._local.write(save.name, part.files, image)
+            index, text = self._bounded("writing", write)
         except Exception as error:  # whatever it was, the other ranks must learn of it: they would wait for this one
-            self._exchange.put(f"{key}/index/{self._writer.rank}", pack_error(error))
+            self._exchange.put(f"{save.key}index/{rank}", pack_error(error))
             return None
-        self._exchange.put(f"{key}/index/{self._writer.rank}", pack_value({"structure": job.plan.structure_sha256, "index": text}))
+        self._exchange.put(f"{save.key}index/{rank}", pack_value({"structure": part.structure_sha256, "index": text}))
         return index
 
-    def _commit(self, job: SaveJob, staging: str, key: str) -> str:
-        parts = self._collect(f"{key}/index", "its part of the save")
+    def _commit(self, job: SaveJob, save: _Save, reference: Reference | None) -> str:
+        if reference is not None:  # by the process before this one: only this attempt writes under this name
+            committed = reference
+            self._bounded("reading the manifest", lambda: read_manifest(self._store, committed))
+            return reference.manifest_sha256
+        parts = self._collect(f"{save.key}index", "its part of the save")
         for rank, part in enumerate(parts):
             if part["structure"] != parts[0]["structure"]:
                 raise SaveFailed(f"rank {rank} and rank 0 hold different shared tensors (names, shapes, dtypes or aliases)")
         index_bytes = tuple(part["index"].encode() for part in parts)
-        return commit(self._store, self._run, staging, self._writer, job.about, index_bytes).manifest_sha256
+        made = self._bounded("committing", lambda: commit(self._store, self._run, save.staging, self._writer, job.about, index_bytes))
+        return made.manifest_sha256
 
-    def _prove_part(self, reference: Reference, index: RankIndex | None, key: str) -> None:
+    def _prove_part(self, reference: Reference, index: RankIndex | None, save: _Save) -> None:
+        key = f"{save.key}proof/{self._writer.rank}"
         try:
             if index is not None:
-                verify_files(self._store, reference, index)
+                whole = index
+                self._bounded("reading back", lambda: verify_files(self._store, reference, whole))
         except Exception as error:  # as above: the others wait for this rank's word
-            self._exchange.put(f"{key}/proof/{self._writer.rank}", pack_error(error))
+            self._exchange.put(key, pack_error(error))
             return
-        self._exchange.put(f"{key}/proof/{self._writer.rank}", pack_value(True))
+        self._exchange.put(key, pack_value(True))
 
-    def _mark(self, reference: Reference, key: str) -> bool:
-        self._collect(f"{key}/proof", "the proof of its part")
-        mark_verified(self._store, reference, time.time(), self._writer.name)
+    def _mark(self, reference: Reference, save: _Save) -> bool:
+        if self._bounded("looking for the mark", lambda: is_verified(self._store, reference)):
+            return True  # the process before this one did it; the other ranks may have read that and gone on
+        self._collect(f"{save.key}proof", "the proof of its part")
+        self._bounded("marking", lambda: mark_verified(self._store, reference, time.time(), self._writer.name))
         return True
 
     def _decide(self, key: str, act: Callable[[], Any]) -> Any:
         """Rank 0 acts and tells; the others are told. What it returns or raises is the same everywhere."""
         if self._writer.rank != 0:
             try:
-                return unpack(self._exchange.get(key, self._deadline_seconds + ANSWER_SECONDS))
+                found, message = self._exchange.get_first([key, _gone(0)], self._deadline_seconds + ANSWER_SECONDS)
             except ExchangeTimeout as error:
                 raise _Unanswered(f"rank 0 did not say how the save ended: {error}") from error
+            if found != key:
+                raise _Unanswered("rank 0 is gone and did not say how the save ended")
+            return unpack(message)
         try:
             value = act()
         except Exception as error:
@@ -154,11 +231,49 @@ class Persister:
         end = time.monotonic() + self._deadline_seconds
         values = []
         for rank in range(self._writer.world_size):
-            rank_key = f"{key}/{rank}"
+            wanted = f"{key}/{rank}"
             try:
-                message = self._exchange.get(rank_key, max(0.0, end - time.monotonic()))
+                found, message = self._exchange.get_first([wanted, _gone(rank)], max(0.0, end - time.monotonic()))
             except ExchangeTimeout as error:
                 raise SaveFailed(f"rank {rank} did not hand in {what} within {self._deadline_seconds:.0f} s") from error
-            self._exchange.delete(rank_key)
+            if found != wanted:
+                raise SaveFailed(f"rank {rank} ended and did not hand in {what}")
             values.append(unpack(message))
         return values
+
+    def _bounded(self, what: str, act: Callable[[], T]) -> T:
+        """Return what ``act``, which uses the store, returns. Raises SaveFailed when it does not come back within the deadline.
+
+        A thread that the kernel holds cannot be ended; it is left behind and `is_hung` says so.
+        """
+        if self.is_hung:
+            raise SaveFailed(f"{what}: the store hangs")
+        outcome: list[T] = []
+        failure: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                outcome.append(act())
+            except BaseException as error:  # it belongs to the waiting thread
+                failure.append(error)
+
+        thread = threading.Thread(target=work, name=f"rtj-{what}", daemon=True)
+        thread.start()
+        thread.join(self._deadline_seconds)
+        if failure:
+            raise failure[0]
+        if not outcome:
+            self.is_hung = True
+            raise SaveFailed(f"{what}: {self._store.uri} did not answer within {self._deadline_seconds:.0f} s")
+        return outcome[0]
+
+
+def _gone(rank: int) -> str:
+    return f"gone/{rank}"
+
+
+def _index_in(message: bytes) -> RankIndex | None:
+    try:
+        return loads(RankIndex, unpack(message)["index"])
+    except RuntimeProblem:  # this rank had told the others that it failed
+        return None

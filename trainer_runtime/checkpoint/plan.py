@@ -1,7 +1,8 @@
 """Who writes what. Each rank works out its own part alone, from names, dtypes and shapes, so that no rank has to be asked.
 
-What all ranks hold alike is laid end to end in the order of its names and cut into equal parts, one per rank; a cut falls between two
-rows of a tensor. So eight replicas stage an eighth each. That the parts fit together is proven at commit, not assumed.
+What several ranks hold alike is laid end to end in the order of its names and cut into equal parts, one per rank; a cut falls between two
+rows of a tensor. So eight replicas stage an eighth each, of plain tensors and of shards alike. A shard that no other rank holds is written
+where it lives. That the parts fit together is proven at commit, not assumed.
 """
 
 from __future__ import annotations
@@ -9,16 +10,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import torch
 
-from trainer_runtime.checkpoint.dtypes import ITEM_BYTES, word_for
+from trainer_runtime.checkpoint.dtypes import word_for
+from trainer_runtime.checkpoint.elements import ITEM_BYTES
+from trainer_runtime.checkpoint.frozen import is_frozen
 from trainer_runtime.checkpoint.image import Placed, header_bytes, page_multiple
 from trainer_runtime.checkpoint.names import find_owner, rank_prefix
+from trainer_runtime.checkpoint.pieces import FilePlan, Piece, SavePlan
+from trainer_runtime.checkpoint.replicas import replicas_of
+from trainer_runtime.checkpoint.unchanged import Unchanged
 from trainer_runtime.contract.layout import data_path
-from trainer_runtime.contract.manifest import Chunk, TensorEntry
+from trainer_runtime.contract.manifest import Chunk, FileEntry, TensorEntry
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.state.leaves import Kind, Leaf
 
@@ -28,96 +34,86 @@ MAX_FILE_BYTES: Final = 1024**3
 """Data bytes per file. SHA-256 runs through a file from its start, so several files are what lets several cores hash."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Rows ``first_row`` to ``first_row + rows`` of one leaf, and where they lie in their file's data. A tensor without rows is whole."""
-
-    leaf: int
-    """Position of the leaf in the snapshot."""
-    name: str
-    dtype: str
-    global_shape: tuple[int, ...]
-    first_row: int
-    rows: int
-    begin: int = 0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.rows, *self.global_shape[1:]) if self.global_shape else ()
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
-
-    @property
-    def is_whole(self) -> bool:
-        return not self.global_shape or self.rows == self.global_shape[0]
-
-
-@dataclass(frozen=True)
-class FilePlan:
-    """One data file: its header's bytes, its pieces in order, and where its image begins in the stage."""
-
-    path: str
-    header: bytes
-    pieces: tuple[Piece, ...]
-    size: int
-    stage_offset: int
-
-
-@dataclass(frozen=True)
-class SavePlan:
-    """One rank's part of every checkpoint that has this structure."""
-
-    files: tuple[FilePlan, ...]
-    tensors: tuple[TensorEntry, ...]
-    """The rank index's tensor list; it depends on the structure alone, so it is made once."""
-    structure_sha256: str
-    """Digest of the replicated leaves' names, dtypes, shapes and aliases: equal on all ranks, or the save is refused."""
-    stage_bytes: int
-
-
 Signature = tuple[tuple[object, ...], ...]
 
 
 def signature_of(leaves: Sequence[Leaf]) -> Signature:
-    """Return all that a plan depends on; two snapshots with equal signatures share a plan."""
+    """Return all that a plan depends on, but for which frozen tensors changed; two snapshots with equal signatures share a plan."""
     return tuple(
-        (leaf.name, leaf.tensor.dtype, leaf.tensor.shape, leaf.kind, leaf.replicated, leaf.requires_grad, leaf.alias_of) for leaf in leaves
+        (
+            leaf.name,
+            leaf.tensor.dtype,
+            leaf.tensor.shape,
+            leaf.kind,
+            leaf.replicated,
+            leaf.requires_grad,
+            leaf.alias_of,
+            leaf.shard,
+            leaf.frozen_version,
+        )
+        for leaf in leaves
     )
 
 
 class Planner:
-    """Plans for one rank, and remembers the newest: a job's structure seldom changes, and a stale plan is never used."""
+    """Plans for one rank, and remembers the newest: a job's structure seldom changes, and a stale plan is never used.
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    ``stored``: frozen files that the checkpoint this attempt resumed from has proven to be in the run.
+    """
+
+    def __init__(self, rank: int, world_size: int, stored: frozenset[str] = frozenset()) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._known: tuple[Signature, SavePlan] | None = None
+        self._unchanged = Unchanged(stored)
+        self._known: tuple[object, SavePlan] | None = None
 
     def plan(self, leaves: Sequence[Leaf]) -> SavePlan:
         """Return the plan for ``leaves``. Raises ConfigurationError for a leaf that cannot be saved, naming it."""
-        signature = signature_of(leaves)
+        signature = (signature_of(leaves), self._unchanged.look(leaves))
         if self._known is None or self._known[0] != signature:
-            self._known = (signature, build_plan(leaves, self._rank, self._world_size, MAX_FILE_BYTES))
+            self._known = (signature, build_plan(leaves, self._rank, self._world_size, MAX_FILE_BYTES, self._unchanged))
         return self._known[1]
 
+    def settle(self, error: Exception | None) -> None:
+        """Take in how the save of the newest plan ended: frozen files that it wrote are not staged again once a save was verified."""
+        if self._known is not None:
+            plan = self._known[1]
+            paths = [file.path for file in plan.files if is_frozen(file.path)] + [file.path for file in plan.kept]
+            self._unchanged.settle(paths, error)
 
-def build_plan(leaves: Sequence[Leaf], rank: int, world_size: int, max_file_bytes: int = MAX_FILE_BYTES) -> SavePlan:
-    """Work out what ``rank`` of ``world_size`` stages and writes. Raises ConfigurationError."""
+
+def build_plan(
+    leaves: Sequence[Leaf], rank: int, world_size: int, max_file_bytes: int = MAX_FILE_BYTES, unchanged: Unchanged | None = None
+) -> SavePlan:
+    """Work out what ``rank`` of ``world_size`` stages and writes. ``unchanged`` None: no leaf goes to a frozen file.
+
+    Raises ConfigurationError.
+    """
     _check_leaves(leaves, rank)
-    shared = sorted((index for index, leaf in enumerate(leaves) if leaf.replicated), key=lambda index: leaves[index].name)
-    own = sorted((index for index, leaf in enumerate(leaves) if not leaf.replicated), key=lambda index: leaves[index].name)
-    written = [_whole(index, leaves[index]) for index in shared if leaves[index].alias_of is None]
-    pieces = _cut(written, rank, world_size)
+    in_order = sorted(range(len(leaves)), key=lambda index: leaves[index].name)
+    shared = [index for index in in_order if replicas_of(leaves[index], world_size)]
+    own = [index for index in in_order if not replicas_of(leaves[index], world_size)]
+    groups: dict[tuple[int, ...], list[Piece]] = {}
+    for index in shared:
+        if leaves[index].alias_of is None and _has_part(leaves[index]):
+            groups.setdefault(replicas_of(leaves[index], world_size), []).append(_whole(index, leaves[index]))
+    pieces = [piece for ranks, whole in groups.items() for piece in _cut(whole, ranks.index(rank), len(ranks))]
     pieces += [_whole(index, leaves[index]) for index in own if leaves[index].alias_of is None]
-    files = _lay_out(pieces, leaves, rank, max_file_bytes)
+    frozen = set() if unchanged is None else {index for index, leaf in enumerate(leaves) if unchanged.is_frozen(leaf)}
+    files = _lay_out([piece for piece in pieces if piece.leaf not in frozen], leaves, rank, max_file_bytes)
+    identified: list[tuple[FilePlan, FileEntry]] = []
+    kept: tuple[FileEntry, ...] = ()
+    if unchanged is not None:
+        identified = _lay_out_frozen([piece for piece in pieces if piece.leaf in frozen], leaves, max_file_bytes, unchanged)
+        kept = tuple(entry for file, entry in identified if unchanged.is_stored(file.path))
+    staged = _place(files + [file for file, entry in identified if entry not in kept])
     aliases = [index for index in (shared if rank == 0 else []) + own if leaves[index].alias_of is not None]
     return SavePlan(
-        files=files,
-        tensors=_entries(files, leaves) + tuple(_entry(leaves[index], ()) for index in aliases),
+        files=staged,
+        tensors=_entries(files + [file for file, _ in identified], leaves) + tuple(_entry(leaves[index], ()) for index in aliases),
         structure_sha256=_structure_digest(leaves[index] for index in shared),
-        stage_bytes=sum(page_multiple(file.size) for file in files),
+        stage_bytes=sum(page_multiple(file.size) for file in staged),
+        kept=kept,
     )
 
 
@@ -134,19 +130,29 @@ def _check_leaves(leaves: Sequence[Leaf], rank: int) -> None:
         owner = find_owner(leaf.name)
         if leaf.replicated and owner is not None:
             raise ConfigurationError(f"{leaf.name}: carries a rank's name and is said to be the same on all ranks")
-        if not leaf.replicated and owner != rank:
+        if leaf.shard is not None and owner is not None:
+            raise ConfigurationError(f"{leaf.name}: carries a rank's name and is said to be a shard of what all ranks hold together")
+        if leaf.shard is not None and rank not in leaf.shard.replicas:
+            raise ConfigurationError(f"{leaf.name}: rank {rank} is not among the ranks {leaf.shard.replicas} that hold its shard")
+        if not leaf.replicated and leaf.shard is None and owner != rank:
             raise ConfigurationError(f"{leaf.name}: rank {rank}'s own value must be named {rank_prefix(rank)}…")
     for leaf in leaves:
         target = by_name.get(leaf.alias_of) if leaf.alias_of is not None else leaf
         if target is None or (target is not leaf and target.alias_of is not None):
             raise ConfigurationError(f"{leaf.name}: is an alias of {leaf.alias_of}, which is not a saved tensor of its own")
-        if (target.tensor.dtype, target.tensor.shape) != (leaf.tensor.dtype, leaf.tensor.shape):
+        if (target.tensor.dtype, target.tensor.shape, target.shard) != (leaf.tensor.dtype, leaf.tensor.shape, leaf.shard):
             raise ConfigurationError(f"{leaf.name}: is an alias of {leaf.alias_of} and differs from it in dtype or shape")
 
 
 def _whole(index: int, leaf: Leaf) -> Piece:
     shape = tuple(leaf.tensor.shape)
-    return Piece(index, leaf.name, word_for(leaf.tensor.dtype, leaf.name), shape, 0, shape[0] if shape else 1)
+    offset = leaf.shard.offset if leaf.shard is not None else (0,) * len(shape)
+    return Piece(index, leaf.name, word_for(leaf.tensor.dtype, leaf.name), shape, offset, 0, shape[0] if shape else 1)
+
+
+def _has_part(leaf: Leaf) -> bool:
+    """Whether there is anything to write: an empty shard of a tensor that has elements elsewhere has not."""
+    return leaf.shard is None or leaf.tensor.numel() > 0 or math.prod(leaf.global_shape) == 0
 
 
 def _cut(whole: Sequence[Piece], rank: int, world_size: int) -> list[Piece]:
@@ -177,23 +183,36 @@ def _holds_empty(low: int, high: int, start: int, rank: int, world_size: int) ->
     return (rank == 0 or start >= low) and (rank == world_size - 1 or start < high)
 
 
-def _lay_out(pieces: Sequence[Piece], leaves: Sequence[Leaf], rank: int, max_file_bytes: int) -> tuple[FilePlan, ...]:
-    files: list[FilePlan] = []
-    stage_offset = 0
-    for kind in Kind:
-        of_kind = [piece for piece in pieces if leaves[piece.leaf].kind is kind]
-        of_kind.sort(key=lambda piece: (-ITEM_BYTES[piece.dtype], piece.name))
-        for number, group in enumerate(_split_by_size(of_kind, max_file_bytes)):
-            file = _file_plan(data_path(rank, kind.value, number), group, stage_offset)
-            files.append(file)
-            stage_offset += page_multiple(file.size)
-    return tuple(files)
+def _lay_out(pieces: Sequence[Piece], leaves: Sequence[Leaf], rank: int, max_file_bytes: int) -> list[FilePlan]:
+    return [
+        _file_plan(data_path(rank, kind.value, number), group)
+        for kind in Kind
+        for number, group in enumerate(_split_by_size([piece for piece in pieces if leaves[piece.leaf].kind is kind], max_file_bytes))
+    ]
+
+
+def _lay_out_frozen(
+    pieces: Sequence[Piece], leaves: Sequence[Leaf], max_file_bytes: int, unchanged: Unchanged
+) -> list[tuple[FilePlan, FileEntry]]:
+    """Return the frozen files, each under the name that its bytes give it."""
+    drafts = [_file_plan("", group) for group in _split_by_size(pieces, max_file_bytes)]
+    identified = [(draft, unchanged.identify(draft, leaves)) for draft in drafts]
+    return [(replace(draft, path=entry.path), entry) for draft, entry in identified]
+
+
+def _place(files: Iterable[FilePlan]) -> tuple[FilePlan, ...]:
+    """Return the files, each with its place in the stage."""
+    placed, end = [], 0
+    for file in files:
+        placed.append(replace(file, stage_offset=end))
+        end += page_multiple(file.size)
+    return tuple(placed)
 
 
 def _split_by_size(pieces: Iterable[Piece], max_file_bytes: int) -> list[list[Piece]]:
     groups: list[list[Piece]] = [[]]
     room = max_file_bytes
-    for piece in pieces:
+    for piece in sorted(pieces, key=lambda piece: (-ITEM_BYTES[piece.dtype], piece.name)):
         rest = piece
         while (fitting := _rows_that_fit(rest, room, is_first=not groups[-1])) < rest.rows:
             if fitting > 0:
@@ -213,21 +232,21 @@ def _rows_that_fit(piece: Piece, room: int, *, is_first: bool) -> int:
     return max(1, fitting) if is_first else fitting  # a row larger than a whole file gets a file of its own
 
 
-def _file_plan(path: str, pieces: Iterable[Piece], stage_offset: int) -> FilePlan:
+def _file_plan(path: str, pieces: Iterable[Piece]) -> FilePlan:
     placed, end = [], 0
     for piece in pieces:
         placed.append(replace(piece, begin=end))
         end += piece.nbytes
     header = header_bytes(Placed(piece.name, piece.dtype, piece.shape, piece.begin, piece.begin + piece.nbytes) for piece in placed)
-    return FilePlan(path=path, header=header, pieces=tuple(placed), size=len(header) + end, stage_offset=stage_offset)
+    return FilePlan(path=path, header=header, pieces=tuple(placed), size=len(header) + end, stage_offset=0)
 
 
 def _entries(files: Iterable[FilePlan], leaves: Sequence[Leaf]) -> tuple[TensorEntry, ...]:
     chunks: dict[int, list[Chunk]] = {}
     for file in files:
         for piece in file.pieces:
-            offset = (piece.first_row, *(0 for _ in piece.global_shape[1:])) if piece.global_shape else ()
-            chunks.setdefault(piece.leaf, []).append(Chunk(offset, piece.shape, file.path, len(file.header) + piece.begin, piece.nbytes))
+            chunk = Chunk(piece.place, piece.shape, file.path, len(file.header) + piece.begin, piece.nbytes)
+            chunks.setdefault(piece.leaf, []).append(chunk)
     return tuple(_entry(leaves[index], tuple(chunks[index])) for index in sorted(chunks, key=lambda index: leaves[index].name))
 
 
@@ -235,7 +254,7 @@ def _entry(leaf: Leaf, chunks: tuple[Chunk, ...]) -> TensorEntry:
     return TensorEntry(
         name=leaf.name,
         dtype=word_for(leaf.tensor.dtype, leaf.name),
-        global_shape=tuple(leaf.tensor.shape),
+        global_shape=leaf.global_shape,
         chunks=chunks,
         requires_grad=leaf.requires_grad,
         alias_of=leaf.alias_of,
@@ -245,5 +264,5 @@ def _entry(leaf: Leaf, chunks: tuple[Chunk, ...]) -> TensorEntry:
 def _structure_digest(leaves: Iterable[Leaf]) -> str:
     hasher = hashlib.sha256()
     for leaf in leaves:
-        hasher.update(repr((leaf.name, str(leaf.tensor.dtype), tuple(leaf.tensor.shape), leaf.kind.value, leaf.alias_of)).encode())
+        hasher.update(repr((leaf.name, str(leaf.tensor.dtype), leaf.global_shape, leaf.kind.value, leaf.alias_of)).encode())
     return hasher.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
-from trainer_runtime.contract.beat import CheckpointRecord, Level
+from trainer_runtime.contract.beat import CheckpointRecord, Level, Tier
 from trainer_runtime.contract.exit_report import DamagedCheckpoint
 from trainer_runtime.contract.layout import StepName, step_path
 from trainer_runtime.errors import CheckpointDamaged
@@ -34,9 +34,11 @@ class Reference:
         damage = DamagedCheckpoint(self.name.step, self.name.attempt, self.manifest_sha256, file, reason)
         return CheckpointDamaged(f"{self.uri}/{file}: {reason}", damage)
 
-    def record(self, level: Level, *, abandoned: bool = False) -> CheckpointRecord:
+    def record(self, level: Level, *, tier: Tier = Tier.STORE, abandoned: bool = False, tagged: bool = False) -> CheckpointRecord:
         """Return what is told about it."""
-        return CheckpointRecord(self.run, self.name.step, self.name.attempt, self.uri, self.manifest_sha256, level, abandoned=abandoned)
+        return CheckpointRecord(
+            self.run, self.name.step, self.name.attempt, self.uri, self.manifest_sha256, level, tier, abandoned=abandoned, tagged=tagged
+        )
 
     def resume_point(self, mode: ResumeMode = ResumeMode.STRICT) -> ResumePoint:
         """Return the orders to start from it."""

@@ -1,42 +1,57 @@
 """From a committed checkpoint back into live tensors. All or nothing: every byte is proven before the first one is copied.
 
-The data is read twice, in whole verification chunks and with small buffers: once to prove it, once (by then from the page cache) to copy
-it, and proven again on the way. That costs less than a second copy of the model in fresh memory, and takes none. It decides nothing about
-*which* checkpoint: that came with the assignment.
+Only verification chunks that hold needed bytes are read, whole, each to prove it and then to copy it. Where the system remembers what was
+read (a file system's page cache) the second pass reads them again, and proves them again on the way: a second copy of the model in fresh
+memory would cost more (0.4 GB/s to take such memory, 4 GB/s to read from the cache), and might not fit. From a store across a network they
+wait in memory instead. It decides nothing about *which* checkpoint: that came with the assignment.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-from trainer_runtime.checkpoint.documents import Documents, read_documents
+from trainer_runtime.checkpoint import agreement
+from trainer_runtime.checkpoint.documents import Documents
 from trainer_runtime.checkpoint.dtypes import word_for
-from trainer_runtime.checkpoint.names import find_owner
+from trainer_runtime.checkpoint.filling import FileNeeds, NotCovered, find_needs
+from trainer_runtime.checkpoint.fingerprint import MODULUS, of_block, totals
+from trainer_runtime.checkpoint.frozen import named_in
+from trainer_runtime.checkpoint.lanes import IO_LANES
+from trainer_runtime.checkpoint.memory import RESERVE_BYTES, available_bytes
+from trainer_runtime.checkpoint.names import find_owner, rank_prefix
+from trainer_runtime.checkpoint.plan import build_plan
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.verify import chunk_fault
-from trainer_runtime.checkpoint.writer import LANES
+from trainer_runtime.checkpoint.tiers import Opener, Tiers
 from trainer_runtime.contract.assignment import ResumePoint
-from trainer_runtime.contract.layout import STEPS, StepName, is_run_name
-from trainer_runtime.contract.manifest import Chunk, FileEntry, Manifest, TensorEntry
+from trainer_runtime.contract.layout import MANIFEST, STEPS, StepName, is_run_name
+from trainer_runtime.contract.manifest import FileEntry, Manifest, TensorEntry
 from trainer_runtime.errors import ConfigurationError, Refused
 from trainer_runtime.state.leaves import Leaf
 from trainer_runtime.state.tree import decode
-from trainer_runtime.store.base import NotInStore, Store
+from trainer_runtime.store.base import Store
 from trainer_runtime.store.open import open_store
+
+_Chunk = tuple[FileNeeds, int]
+"""One verification chunk of a file, by its number."""
+_Key = tuple[str, int]
+"""A file's path and a chunk's number."""
 
 
 class Checkpoint:
     """One committed checkpoint, its documents proven. Made by `open_checkpoint`."""
 
-    def __init__(self, store: Store, documents: Documents) -> None:
-        self._store = store
+    def __init__(self, tiers: Tiers, documents: Documents) -> None:
+        self._tiers = tiers
         self._documents = documents
+        self._files = {file.path: file for index in documents.indexes for file in index.files}
+        self._filled: tuple[Leaf, ...] = ()
 
     @property
     def manifest(self) -> Manifest:
@@ -52,13 +67,18 @@ class Checkpoint:
         """Every tensor of the checkpoint, of all ranks, by name."""
         return self._documents.tensors
 
+    @property
+    def frozen_files(self) -> frozenset[str]:
+        """The frozen files it refers to, relative to its run."""
+        return named_in(self._documents.indexes)
+
     def objects(self, rank: int) -> dict[str, Any]:
         """Return the values that are not tensors: the shared ones and those of ``rank``, by name, each of the type it was saved as."""
         return {
             entry.name: decode(entry.value, entry.name)
             for index in self._documents.indexes
             for entry in index.objects
-            if find_owner(entry.name) in (None, rank)
+            if find_owner(entry.name) in (None, rank) and entry.name != f"{rank_prefix(rank)}{agreement.OBJECT}"
         }
 
     def differences(self, leaves: Sequence[Leaf], rank: int, *, exact: bool = True) -> list[str]:
@@ -75,7 +95,7 @@ class Checkpoint:
                 continue
             for what, live, stored in (
                 ("dtype", word_for(leaf.tensor.dtype, leaf.name), entry.dtype),
-                ("shape", list(leaf.tensor.shape), list(entry.global_shape)),
+                ("shape", list(leaf.global_shape), list(entry.global_shape)),
                 ("alias of", leaf.alias_of, entry.alias_of),
             ):
                 if live != stored:
@@ -85,7 +105,8 @@ class Checkpoint:
         return lines
 
     def fill(self, leaves: Sequence[Leaf], rank: int, *, exact: bool = True) -> None:
-        """Copy the saved bytes into the live tensors, in place and without any cast.
+        """Copy the saved bytes into the live tensors, in place and without any cast. Of a sharded one this rank's block is filled, from
+        whatever pieces it was saved in.
 
         Raises Refused, with every difference, when names, dtypes, shapes or aliases differ (``exact`` False: the checkpoint may hold more),
         and CheckpointDamaged when a byte that is needed is not what was staged. In both cases no live tensor was touched.
@@ -93,22 +114,61 @@ class Checkpoint:
         lines = self.differences(leaves, rank, exact=exact)
         if lines:
             raise Refused("\n".join([f"{self._documents.reference.uri} does not fit this program:", *lines]))
-        wanted = self._pieces_by_file([leaf for leaf in leaves if leaf.alias_of is None])
-        self._read_all(wanted, copying=False)
-        self._read_all(wanted, copying=True)
+        try:
+            wanted = find_needs([leaf for leaf in leaves if leaf.alias_of is None], self.tensors, self._files)
+        except NotCovered as error:
+            raise self._documents.reference.damaged(MANIFEST, str(error)) from error
+        chunks = [(needs, number) for needs in wanted for number in needs.chunks()]
+        kept = self._memory_for(chunks)
+        self._for_each(chunks, lambda needs, number, scratch: self._prove(needs.file, number, scratch, kept))
+        self._for_each(chunks, lambda needs, number, scratch: self._deal_out(needs, number, scratch, kept))
+        self._filled = tuple(leaves)
 
-    def _pieces_by_file(self, leaves: Sequence[Leaf]) -> list[tuple[FileEntry, list[_Piece]]]:
-        by_file: dict[str, list[_Piece]] = {}
-        for leaf in leaves:
-            for chunk in self.tensors[leaf.name].chunks:
-                if chunk.nbytes > 0:
-                    by_file.setdefault(chunk.file, []).append(_Piece(leaf, chunk))
-        files = {file.path: file for index in self._documents.indexes for file in index.files}
-        return [(files[path], sorted(pieces, key=lambda piece: piece.begin)) for path, pieces in sorted(by_file.items())]
+    def find_misplaced(self, sums: Iterable[Mapping[str, int]]) -> list[str]:
+        """Return the tensors that do not have the fingerprint they were saved with. ``sums``: every rank's `fingerprints`."""
+        saved, found = totals(self._documents.indexes), dict[str, int]()
+        for part in sums:
+            for name, value in part.items():
+                found[name] = (found.get(name, 0) + value) % MODULUS
+        return sorted(name for name, value in found.items() if saved.get(name) != value)
 
-    def _read_all(self, wanted: Sequence[tuple[FileEntry, list[_Piece]]], *, copying: bool) -> None:
-        with ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="rtj-restore") as pool:
-            jobs = [pool.submit(self._read_file, file, pieces, copying) for file, pieces in wanted]
+    def fingerprints(self, rank: int, world_size: int) -> dict[str, int]:
+        """Return what this rank adds to the fingerprint of each tensor that was filled and that the ranks hold together. The ranks take
+        parts of it as they do in a save, so that each element counts once."""
+        shared = [leaf for leaf in self._filled if leaf.alias_of is None and find_owner(leaf.name) is None]
+        shared = [leaf for leaf in shared if leaf.replicated or leaf.shard is not None]
+        sums = {leaf.name: 0 for leaf in shared}
+        for file in build_plan(shared, rank, world_size).files:
+            for piece in file.pieces:
+                tensor = shared[piece.leaf].tensor
+                rows = tensor if piece.is_whole else tensor.narrow(0, piece.first_row, piece.rows)
+                data = rows.detach().reshape(-1).view(torch.uint8).cpu().numpy().data
+                sums[piece.name] = (sums[piece.name] + of_block(piece.dtype, piece.place, piece.shape, data)) % MODULUS
+        return sums
+
+    def _memory_for(self, chunks: Sequence[_Chunk]) -> dict[_Key, memoryview]:
+        """Return memory in which proven chunks wait for the second pass; none where reading again costs little, or memory is short."""
+        sizes = {(needs.file.path, number): needs.file.length_of(number) for needs, number in chunks}
+        if self._tiers.store.rereads_from_cache or sum(sizes.values()) + RESERVE_BYTES > available_bytes():
+            return {}
+        return {key: memoryview(bytearray(size)) for key, size in sizes.items()}
+
+    def _for_each(self, chunks: Sequence[_Chunk], act: Callable[[FileNeeds, int, memoryview], None]) -> None:
+        """Run ``act`` for every chunk, IO_LANES at a time, each with memory for one chunk. Raises the first error."""
+        largest = max((needs.file.chunk_size for needs, _number in chunks), default=0)
+        scratch: SimpleQueue[memoryview] = SimpleQueue()
+        for _ in range(IO_LANES):
+            scratch.put(memoryview(mmap.mmap(-1, max(1, largest))))
+
+        def run(needs: FileNeeds, number: int) -> None:
+            memory = scratch.get_nowait()  # as many as there are threads
+            try:
+                act(needs, number, memory[: needs.file.length_of(number)])
+            finally:
+                scratch.put(memory)
+
+        with ThreadPoolExecutor(max_workers=IO_LANES, thread_name_prefix="rtj-restore") as pool:
+            jobs = [pool.submit(run, needs, number) for needs, number in chunks]
             try:
                 for job in jobs:
                     job.result()
@@ -116,83 +176,39 @@ class Checkpoint:
                 for job in jobs:
                     job.cancel()
 
-    def _read_file(self, file: FileEntry, pieces: Sequence[_Piece], copying: bool) -> None:
-        """Read and prove the chunks that hold needed bytes; when ``copying``, put those bytes where they belong."""
-        reference = self._documents.reference
-        waiting = list(reversed(pieces))
-        buffer = mmap.mmap(-1, file.chunk_size)
-        memory = torch.frombuffer(buffer, dtype=torch.uint8)
-        for number in _chunks_of(file, pieces):
-            begin = number * file.chunk_size
-            length = min(file.chunk_size, file.size - begin)
-            block = memoryview(buffer)[:length]
-            try:
-                got = self._store.read_range(f"{reference.directory}/{file.path}", begin, block)
-            except NotInStore as error:
-                raise reference.damaged(file.path, "is missing") from error
-            fault = f"ends after {begin + got} of {file.size} bytes" if got < length else chunk_fault(file, number, block)
-            if fault is not None:
-                raise reference.damaged(file.path, fault)
-            if copying:
-                _deal_out(memory[:length], begin, waiting)
+    def _prove(self, file: FileEntry, number: int, scratch: memoryview, kept: Mapping[_Key, memoryview]) -> None:
+        self._read_chunk(file, number, kept.get((file.path, number), scratch))
+
+    def _deal_out(self, needs: FileNeeds, number: int, scratch: memoryview, kept: Mapping[_Key, memoryview]) -> None:
+        """Put the needed bytes of a chunk where they belong: read again, straight into the live tensor where one takes the whole chunk."""
+        begin = number * needs.file.chunk_size
+        end = begin + len(scratch)
+        block = kept.get((needs.file.path, number))
+        takers = [need for need in needs.needs if need.begin < end and need.end > begin]
+        if block is None:
+            memory = takers[0].memory(begin, end) if len(takers) == 1 else None
+            if memory is not None:
+                self._read_chunk(needs.file, number, memory)
+                return
+            self._read_chunk(needs.file, number, scratch)
+            block = scratch
+        data = torch.frombuffer(block, dtype=torch.uint8)
+        for need in takers:
+            need.take(data, begin)
+
+    def _read_chunk(self, file: FileEntry, number: int, into: memoryview) -> None:
+        self._tiers.read_chunk(self._documents.reference, file, number, into)
 
 
-class _Piece:
-    """One run of bytes in a file and the place in a live tensor where it belongs."""
-
-    def __init__(self, leaf: Leaf, chunk: Chunk) -> None:
-        self.begin = chunk.byte_offset
-        self.end = chunk.byte_offset + chunk.nbytes
-        self._chunk = chunk
-        self._tensor = leaf.tensor
-        self._target: torch.Tensor | None = None
-        self._bytes: torch.Tensor | None = None
-
-    def put(self, offset: int, data: torch.Tensor) -> None:
-        """Take ``data``, which lies at ``offset`` bytes of the piece. Bytes come in order; the last ones complete the copy."""
-        if self._target is None or self._bytes is None:
-            self._target = self._view()
-            direct = self._target.is_contiguous() and self._target.device.type == "cpu"
-            self._bytes = self._target.reshape(-1).view(torch.uint8) if direct else torch.empty(self._chunk.nbytes, dtype=torch.uint8)
-        self._bytes[offset : offset + len(data)].copy_(data)
-        if offset + len(data) == self._chunk.nbytes:
-            if self._bytes.data_ptr() != self._target.data_ptr():
-                self._target.copy_(self._bytes.view(self._target.dtype).view(self._target.shape))
-            self._target = self._bytes = None
-
-    def _view(self) -> torch.Tensor:
-        view = self._tensor.detach()
-        for dimension, (offset, size) in enumerate(zip(self._chunk.offset, self._chunk.size, strict=True)):
-            view = view.narrow(dimension, offset, size)
-        return view
-
-
-def _chunks_of(file: FileEntry, pieces: Sequence[_Piece]) -> list[int]:
-    numbers: set[int] = set()
-    for piece in pieces:
-        numbers.update(range(piece.begin // file.chunk_size, (piece.end - 1) // file.chunk_size + 1))
-    return sorted(numbers)
-
-
-def _deal_out(block: torch.Tensor, begin: int, waiting: list[_Piece]) -> None:
-    """Give each waiting piece its part of a block that lies at ``begin`` in the file. ``waiting`` is in reverse order of the file."""
-    end = begin + len(block)
-    while waiting and waiting[-1].begin < end:
-        piece = waiting[-1]
-        first, last = max(piece.begin, begin), min(piece.end, end)
-        piece.put(first - piece.begin, block[first - begin : last - begin])
-        if piece.end > end:
-            return
-        waiting.pop()
-
-
-def open_checkpoint(store: Store, resume: ResumePoint) -> Checkpoint:
+def open_checkpoint(store: Store, resume: ResumePoint, local: Opener | None = None, archive: Opener | None = None) -> Checkpoint:
     """Open the checkpoint that ``resume`` names, in ``store`` or in the store its URI names, with all its documents proven.
 
+    ``local``, ``archive``: tiers that are asked before and after that store (see `tiers`).
     Raises CheckpointDamaged, StoreUnavailable, or ConfigurationError for a URI that names no checkpoint.
     """
     source, reference = locate(store, resume)
-    return Checkpoint(source, read_documents(source, reference))
+    tiers = Tiers(source, local, archive)
+    return Checkpoint(tiers, tiers.read_documents(reference))
 
 
 @dataclass(frozen=True)
@@ -218,5 +234,5 @@ def locate(store: Store, resume: ResumePoint) -> tuple[Store, Reference]:
     place = parse_uri(resume.uri)
     if place.name != StepName(resume.step, resume.attempt):
         raise ConfigurationError(f"{resume.uri!r} is not step {resume.step} of attempt {resume.attempt}")
-    source = store if place.store_uri == store.uri else open_store(place.store_uri)
+    source = store if place.store_uri == store.uri else open_store(place.store_uri, store.s3)
     return source, Reference(source.uri, place.run, place.name, resume.manifest_sha256)

@@ -1,15 +1,18 @@
 """Which checkpoints may go. Pure: it proposes; who may delete, and when, is `cleaning`'s business.
 
 Only verified checkpoints on the lineage count towards what must stay: something that was never proven must not push out something that was.
+A rule only ever adds to what stays, so one more rule never deletes more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
-from trainer_runtime.contract.assignment import Keep, ResumePoint
+from trainer_runtime.contract.assignment import Best, Goal, Keep
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import ConfigurationError
 
@@ -25,35 +28,75 @@ class Held:
     on_lineage: bool
     verified: bool
     tagged: bool
-    age_seconds: float
-    """Since it was last changed, by the store's clock."""
+    changed_at: float
+    """When it was last changed, as Unix seconds by the store's clock."""
+    created_at: float = 0.0
+    """The manifest's, as Unix seconds by the writer's clock. Days and weeks are counted by it, nothing else."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def propose(held: Iterable[Held], keep: Keep, resume: ResumePoint | None) -> tuple[StepName, ...]:
-    """Return what may be deleted, oldest first.
+def propose(held: Iterable[Held], keep: Keep, now: float, protected: Collection[StepName] = ()) -> tuple[StepName, ...]:
+    """Return what may be deleted, oldest first. ``now``: Unix seconds.
 
-    Kept are: the newest ``keep.last`` verified ones, every verified one whose step ``keep.every_steps`` divides, tagged ones, the resume
-    point, and what is newer than the newest verified one (it may still be in the making). An abandoned or unverified one goes after 24 h.
+    Kept are: the newest ``keep.last`` verified ones, every verified one that another rule of ``keep`` names, tagged ones, what is
+    ``protected`` (the resume point, what another run began from, what is being copied), and what is newer than the newest verified one
+    (it may still be in the making). An abandoned or unverified one goes after 24 h.
 
     Raises ConfigurationError for a ``keep`` that would leave nothing.
     """
-    if keep.last < 1:
-        raise ConfigurationError(f"keep.last: {keep.last} is not >= 1")
-    if keep.every_steps is not None and keep.every_steps < 1:
-        raise ConfigurationError(f"keep.every_steps: {keep.every_steps} is not >= 1")
+    check_keep(keep)
     known = sorted(held, key=lambda item: item.name)
-    proven = [item.name for item in known if item.on_lineage and item.verified]
-    kept = set(proven[-keep.last :])
-    kept |= {name for name in proven if keep.every_steps is not None and name.step % keep.every_steps == 0}
+    proven = [item for item in known if item.on_lineage and item.verified]
+    kept = {item.name for item in _named_by_rules(proven, keep)}
     kept |= {item.name for item in known if item.tagged}
-    if resume is not None:
-        kept.add(StepName(resume.step, resume.attempt))
-    return tuple(item.name for item in known if item.name not in kept and _may_go(item, proven))
+    kept |= set(protected)
+    newest = proven[-1].name if proven else None
+    return tuple(item.name for item in known if item.name not in kept and _may_go(item, newest, now))
 
 
-def _may_go(item: Held, proven: list[StepName]) -> bool:
+def check_keep(keep: Keep) -> None:
+    """Raises ConfigurationError that names the rule whose number is below 1."""
+    for rule in ("last", "every_steps", "daily", "weekly"):
+        value = getattr(keep, rule)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"keep.{rule}: {value} is not >= 1")
+
+
+def find_best(proven: Iterable[Held], best: Best) -> Held | None:
+    """Return the checkpoint with the best value of a metric, of equals the oldest; None when no checkpoint has a finite value of it."""
+    valued = [item for item in proven if math.isfinite(item.metrics.get(best.metric, math.nan))]
+    sign = 1.0 if best.mode is Goal.MIN else -1.0
+    return min(valued, key=lambda item: (sign * item.metrics[best.metric], item.name), default=None)
+
+
+def _named_by_rules(proven: Sequence[Held], keep: Keep) -> list[Held]:
+    """Return what the rules keep of verified checkpoints, which come oldest first."""
+    kept = list(proven[-keep.last :])
+    if keep.every_steps is not None:
+        kept += [item for item in proven if item.name.step % keep.every_steps == 0]
+    if keep.best is not None:
+        best = find_best(proven, keep.best)
+        kept += [best] if best is not None else []
+    if keep.daily is not None:
+        kept += _newest_of_each(proven, keep.daily, lambda at: at.date())
+    if keep.weekly is not None:
+        kept += _newest_of_each(proven, keep.weekly, lambda at: at.isocalendar()[:2])
+    return kept
+
+
+def _newest_of_each(proven: Iterable[Held], count: int, period_of: Callable[[datetime], Hashable]) -> list[Held]:
+    """Return the newest checkpoint of each of the ``count`` last periods that have one. Which one is newest, steps decide, not clocks."""
+    newest: dict[Hashable, Held] = {}
+    for item in proven:
+        period = period_of(datetime.fromtimestamp(item.created_at, UTC))
+        newest.pop(period, None)  # so that the periods are in the order of their newest checkpoints
+        newest[period] = item
+    return list(newest.values())[-count:]
+
+
+def _may_go(item: Held, newest_proven: StepName | None, now: float) -> bool:
     if item.on_lineage and item.verified:
         return True
-    if item.on_lineage and (not proven or item.name > proven[-1]):
+    if item.on_lineage and (newest_proven is None or item.name > newest_proven):
         return False
-    return item.age_seconds >= ABANDONED_SECONDS
+    return now - item.changed_at >= ABANDONED_SECONDS

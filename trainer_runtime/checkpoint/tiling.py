@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer_runtime.checkpoint.dtypes import ITEM_BYTES
+from trainer_runtime.checkpoint.elements import ITEM_BYTES
 from trainer_runtime.contract.manifest import Chunk, TensorEntry
 
 

@@ -5,31 +5,50 @@ A checkpoint that was written without an error is committed. Only one that passe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 import xxhash
 
 from trainer_runtime.checkpoint.documents import pieces_in, read_documents
+from trainer_runtime.checkpoint.frozen import locate
 from trainer_runtime.checkpoint.image import BadHeader, check_header, header_length
+from trainer_runtime.checkpoint.lanes import IO_LANES
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.writer import LANES
 from trainer_runtime.contract.beat import Level
 from trainer_runtime.contract.codec import dumps
 from trainer_runtime.contract.layout import VERIFIED
 from trainer_runtime.contract.manifest import FileEntry, RankIndex, VerifiedMark
 from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
 
+HOT_BYTES: Final = 1024 * 1024
+"""Bytes that are read from a file system and hashed at a time, so that they are hashed while they lie in a core's cache."""
 
-def verify_checkpoint(store: Store, reference: Reference) -> None:
-    """Prove a whole committed checkpoint: manifest, indexes, tiling, and every byte of every rank's files. Raises CheckpointDamaged."""
+
+def verify_checkpoint(store: Store, reference: Reference, on_bytes: Callable[[int], None] = lambda _bytes: None) -> None:
+    """Prove a whole committed checkpoint: manifest, indexes, tiling, and every byte of every rank's files. Raises CheckpointDamaged.
+
+    ``on_bytes`` is told of each block that was proven, from several threads.
+    """
     for index in read_documents(store, reference).indexes:
-        verify_files(store, reference, index)
+        verify_files(store, reference, index, on_bytes=on_bytes)
 
 
-def verify_files(store: Store, reference: Reference, index: RankIndex) -> None:
-    """Prove one rank's files. Raises CheckpointDamaged for the first that differs, StoreUnavailable when it cannot be read."""
-    with ThreadPoolExecutor(max_workers=LANES, thread_name_prefix="rtj-verify") as pool:
-        for proof in [pool.submit(_verify_file, store, reference, index, file) for file in index.files]:
+def verify_files(
+    store: Store,
+    reference: Reference,
+    index: RankIndex,
+    proven: Container[str] = frozenset(),
+    on_bytes: Callable[[int], None] = lambda _bytes: None,
+) -> None:
+    """Prove one rank's files. ``proven``: paths of frozen files that this process has proven before. ``on_bytes``: see above.
+
+    Raises CheckpointDamaged for the first that differs, StoreUnavailable when it cannot be read.
+    """
+    files = [file for file in index.files if file.path not in proven]
+    with ThreadPoolExecutor(max_workers=IO_LANES, thread_name_prefix="rtj-verify") as pool:
+        for proof in [pool.submit(_verify_file, store, reference, index, file, on_bytes) for file in files]:
             proof.result()
 
 
@@ -48,18 +67,42 @@ def chunk_fault(file: FileEntry, number: int, block: memoryview) -> str | None:
         return f"has more than its {len(file.xxh3_128)} chunks"
     if xxhash.xxh3_128_hexdigest(block) == file.xxh3_128[number]:
         return None
-    return f"chunk {number} (bytes {number * file.chunk_size} to {number * file.chunk_size + len(block)}) is not what was staged"
+    return _not_as_staged(number, number * file.chunk_size, len(block))
 
 
-def _verify_file(store: Store, reference: Reference, index: RankIndex, file: FileEntry) -> None:
+def read_chunk(store: Store, reference: Reference, file: FileEntry, number: int, into: memoryview) -> memoryview:
+    """Fill ``into`` with one verification chunk of a data file, prove it, and return the part that was filled.
+
+    Raises CheckpointDamaged when it is not what was staged, StoreUnavailable when it cannot be read.
+    """
+    begin = number * file.chunk_size
+    block = into[: file.length_of(number)]
+    path, step = locate(reference.run, reference.directory, file.path), HOT_BYTES if store.rereads_from_cache else len(block)
+    hasher = xxhash.xxh3_128()
+    for offset in range(0, len(block), step):
+        part = block[offset : offset + step]
+        try:
+            got = store.read_range(path, begin + offset, part)
+        except NotInStore as error:
+            raise reference.damaged(file.path, "is missing") from error
+        if got < len(part):
+            raise reference.damaged(file.path, f"ends after {begin + offset + got} of {file.size} bytes")
+        hasher.update(part)
+    if number >= len(file.xxh3_128) or hasher.hexdigest() != file.xxh3_128[number]:
+        raise reference.damaged(file.path, _not_as_staged(number, begin, len(block)))
+    return block
+
+
+def _verify_file(store: Store, reference: Reference, index: RankIndex, file: FileEntry, on_bytes: Callable[[int], None]) -> None:
     header = bytearray()
     wanted = 0
     size = 0
+    path = locate(reference.run, reference.directory, file.path)
     try:
-        found = store.size(f"{reference.directory}/{file.path}")
+        found = store.size(path)
         if found != file.size:
             raise reference.damaged(file.path, f"has {found} bytes instead of {file.size}")
-        for number, block in enumerate(store.read_back(f"{reference.directory}/{file.path}", file.chunk_size)):
+        for number, block in enumerate(store.read_back(path, file.chunk_size)):
             fault = chunk_fault(file, number, block)
             if fault is not None:
                 raise reference.damaged(file.path, fault)
@@ -68,6 +111,7 @@ def _verify_file(store: Store, reference: Reference, index: RankIndex, file: Fil
             if len(header) < wanted:
                 header += block[: wanted - len(header)]
             size += len(block)
+            on_bytes(len(block))
         if size != file.size:
             raise reference.damaged(file.path, f"ends after {size} of {file.size} bytes")
         check_header(bytes(header), file.size, pieces_in(file, index, len(header)))
@@ -75,3 +119,7 @@ def _verify_file(store: Store, reference: Reference, index: RankIndex, file: Fil
         raise reference.damaged(file.path, "is missing") from error
     except BadHeader as error:
         raise reference.damaged(file.path, str(error)) from error
+
+
+def _not_as_staged(number: int, begin: int, length: int) -> str:
+    return f"chunk {number} (bytes {begin} to {begin + length}) is not what was staged"

@@ -6,40 +6,50 @@ The digests are taken of the memory, never of the file: a file that differs from
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
 
 import xxhash
 
-from trainer_runtime.checkpoint.plan import FilePlan, SavePlan
-from trainer_runtime.checkpoint.stage import Stage
+from trainer_runtime.checkpoint import frozen
+from trainer_runtime.checkpoint.job import StagedFile
+from trainer_runtime.checkpoint.lanes import IO_LANES, hash_lanes
 from trainer_runtime.contract.manifest import CHUNK_BYTES, FileEntry
 from trainer_runtime.store.base import Store
 
-LANES: Final = 2
-"""Files in work at a time; each takes a thread that hashes and one that writes. Both spend their time outside of the interpreter's lock."""
 
-
-def write_files(store: Store, directory: str, plan: SavePlan, stage: Stage) -> tuple[FileEntry, ...]:
-    """Write this rank's data files below ``directory``, durably, and return their identities in the plan's order.
+def write_files(
+    store: Store, run: str, directory: str, files: Sequence[StagedFile], image: Callable[[StagedFile], memoryview]
+) -> tuple[FileEntry, ...]:
+    """Write data files below ``directory``, durably, and return their identities in the given order; frozen ones go to their place in the
+    ``run``. ``image``: a file's bytes, in whole pages.
 
     Raises StoreUnavailable for the first file that cannot be written; files that were not begun are not begun any more.
     """
-    pool = ThreadPoolExecutor(max_workers=2 * LANES, thread_name_prefix="rtj-write")
-    try:
-        jobs: list[tuple[Future[FileEntry], Future[None]]] = []
-        for file in plan.files:
-            image = stage.image(file)
-            identity = pool.submit(identify, file, image)
-            jobs.append((identity, pool.submit(store.write_file, f"{directory}/{file.path}", image, file.size)))
-        for _, written in jobs:
-            written.result()
-        return tuple(identity.result() for identity, _ in jobs)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+
+    def write(file: StagedFile, identity: Future[FileEntry]) -> None:
+        if frozen.is_frozen(file.path):
+            frozen.write(store, run, identity.result(), image(file))
+        else:
+            store.write_file(f"{directory}/{file.path}", image(file), file.size)
+
+    with (
+        ThreadPoolExecutor(max_workers=hash_lanes(), thread_name_prefix="rtj-hash") as hashing,
+        ThreadPoolExecutor(max_workers=IO_LANES, thread_name_prefix="rtj-write") as writing,
+    ):
+        identities = [hashing.submit(identify, file, image(file)) for file in files]
+        written = [writing.submit(write, file, identity) for file, identity in zip(files, identities, strict=True)]
+        try:
+            for job in written:
+                job.result()
+            return tuple(identity.result() for identity in identities)
+        except BaseException:
+            hashing.shutdown(wait=False, cancel_futures=True)
+            writing.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def identify(file: FilePlan, image: memoryview) -> FileEntry:
+def identify(file: StagedFile, image: memoryview) -> FileEntry:
     """Return the SHA-256 of a file's image and the XXH3-128 of each of its chunks."""
     whole = hashlib.sha256()
     chunks = []

@@ -28,6 +28,8 @@ class ResumePoint:
     uri: str
     """Directory of the checkpoint: ``<store>/<run>/steps/<step>-<attempt>``."""
     manifest_sha256: str
+    """Empty: a person named the checkpoint (``spec.checkpoint.resumeFrom``), so nobody knows its digest yet. Whoever reads it verifies all
+    of it first, and records the digest it found in the attempt's fence."""
     mode: ResumeMode = ResumeMode.STRICT
 
 

@@ -52,9 +52,26 @@ class Level(str, Enum):
     VERIFIED = "verified"
 
 
+class Tier(str, Enum):
+    """Where a copy of a checkpoint lies, the nearest to the ranks first."""
+
+    STAGE = "stage"
+    """Memory of the worker's host: survives its ranks, not its pod."""
+    LOCAL = "local"
+    """A disk of the worker's node."""
+    STORE = "store"
+    """The job's store, which every worker reaches."""
+    ARCHIVE = "archive"
+    """A second store."""
+
+
+SHARED_TIERS: Final = frozenset({Tier.STORE, Tier.ARCHIVE})
+"""Tiers that pods on any node reach: only these may be chosen for a new gang."""
+
+
 @dataclass(frozen=True)
 class CheckpointRecord:
-    """One commit or verify result, repeated in beats until acknowledged. The key is (run, step, attempt)."""
+    """One commit or verify result, repeated in beats until acknowledged. The key is (run, step, attempt), of one tier."""
 
     run: str
     step: int
@@ -62,19 +79,22 @@ class CheckpointRecord:
     uri: str
     manifest_sha256: str
     level: Level
-    tier: str = "store"
+    tier: Tier = Tier.STORE
     abandoned: bool = False
     """In an inventory: the fences say that it left the lineage. It is told so that the run is not taken for empty, and is never chosen."""
+    tagged: bool = False
+    """Its manifest has tags: it is permanent, and no deletion of it is granted."""
 
 
 @dataclass(frozen=True)
 class RecordKey:
-    """Names a record in an acknowledgement. The level is part of it: committed and verified are acknowledged each."""
+    """Names a record in an acknowledgement. Level and tier are part of it: what is known of one copy says nothing of another."""
 
     run: str
     step: int
     attempt: int
     level: Level
+    tier: Tier = Tier.STORE
 
 
 @dataclass(frozen=True)

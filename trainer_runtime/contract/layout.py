@@ -10,7 +10,10 @@ STEPS: Final = "steps"
 TMP: Final = "tmp"
 FENCES: Final = "fences"
 FROZEN: Final = "frozen"
+SNAPSHOTS: Final = "snapshots"
 TRASH: Final = "trash"
+ATTEMPTS: Final = "attempts"
+"""On an object store, where nothing can be renamed: the ranks' files of a save, before and after its commit."""
 PROBE: Final = "probe-"
 """Beginning of the name, in `tmp/`, of the file by which a start finds out whether the store is shared."""
 MANIFEST: Final = "manifest.json"
@@ -47,6 +50,21 @@ def staging_path(name: StepName) -> str:
     return f"{TMP}/{name}"
 
 
+def object_data_path(staged: str) -> str | None:
+    """Return ``attempts/<attempt>/<step>[.<try>]``, relative to the run, for the name of a directory below `tmp/`: where an object store
+    keeps that save's files. None for a name of another form."""
+    name, dot, tries = staged.partition(".")
+    step = StepName.parse(name)
+    return f"{ATTEMPTS}/{step.attempt:08d}/{step.step:010d}{dot}{tries}" if step else None
+
+
+def parse_object_data(attempt: str, folder: str) -> str | None:
+    """Return the name below `tmp/` that ``attempts/<attempt>/<folder>`` stands for, or None for names of another form."""
+    step, dot, tries = folder.partition(".")
+    name = f"{step}-{attempt}"
+    return f"{name}{dot}{tries}" if StepName.parse(name) else None
+
+
 def fence_path(attempt: int) -> str:
     """Return ``fences/<attempt 8 digits>``, relative to the run."""
     return f"{FENCES}/{attempt:08d}"
@@ -65,6 +83,11 @@ def rank_index_path(rank: int) -> str:
 def data_path(rank: int, kind: str, number: int) -> str:
     """Return ``data/<rank>-<kind>-<number>.safetensors``, relative to the checkpoint; kind is model, optim or extra."""
     return f"data/{rank:05d}-{kind}-{number}.safetensors"
+
+
+def snapshot_path(sha256: str) -> str:
+    """Return ``snapshots/<sha256>``, relative to the run: a file that the run was started with."""
+    return f"{SNAPSHOTS}/{sha256}"
 
 
 def is_run_name(name: str) -> bool:

@@ -28,6 +28,10 @@ class FileEntry:
     chunk_size: int
     xxh3_128: tuple[str, ...]
 
+    def length_of(self, number: int) -> int:
+        """Return the number of bytes of a verification chunk: fewer than ``chunk_size`` for the last one."""
+        return min(self.chunk_size, self.size - number * self.chunk_size)
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -38,6 +42,8 @@ class Chunk:
     file: str
     byte_offset: int
     nbytes: int
+    fingerprint: int = 0
+    """What the piece adds to the tensor's layout-invariant fingerprint, modulo 2^32 (trainer_runtime.checkpoint.fingerprint)."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,29 @@ class JobIdentity:
 
 
 @dataclass(frozen=True)
+class SnapshotFile:
+    """One file that the run was started with, kept beside its checkpoints. Equal bytes are stored once, under their digest."""
+
+    name: str
+    """Its name below what the script gave, with ``/`` between the parts."""
+    path: str
+    """Where it is kept, relative to the *run*: ``snapshots/<sha256>``."""
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class FollowedStep:
+    """What came right after an earlier save of the same attempt, so that a replay from it has something to be compared with."""
+
+    step: int
+    """The step that was saved."""
+    attempt: int
+    loss: str
+    """The loss that rank 0 reported for the step after it, as float.hex()."""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The immutable document that commits a checkpoint."""
 
@@ -122,6 +151,13 @@ class Manifest:
     tags: tuple[str, ...] = ()
     allowances: tuple[str, ...] = ()
     """The ``allow`` words this attempt's resume made use of."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What ``Run.report`` was told for this checkpoint, on rank 0; for people, and for retention's best."""
+    snapshots: dict[str, tuple[SnapshotFile, ...]] = field(default_factory=dict)
+    """``tokenizer`` and ``config``, where the script gave them: with them a checkpoint is more than weights."""
+    followed: FollowedStep | None = None
+    fingerprint: str = ""
+    """Digest of the fingerprints of all tensors that the ranks hold together: the same for the same state, whatever the layout."""
     created_at: float = 0.0
     """Unix seconds; for people, nothing is ordered by it."""
     version: str = CONTRACT_VERSION

@@ -15,7 +15,7 @@ TOLD_RECORDS: Final = 3
 
 def key_of(record: CheckpointRecord) -> RecordKey:
     """Return the name by which the operator acknowledges ``record``."""
-    return RecordKey(record.run, record.step, record.attempt, record.level)
+    return RecordKey(record.run, record.step, record.attempt, record.level, record.tier)
 
 
 class Composer:

@@ -17,13 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainer_runtime.channel.messages import Holding, MayDelete, Proceed, Save, SaveAndStop
+from trainer_runtime.channel.messages import Holding, MayDelete, Proceed, Recorded, Save, SaveAndStop
 from trainer_runtime.channel.server import Joined, Received, Server, make_private_directory
+from trainer_runtime.checkpoint.persister.start import Handle
 from trainer_runtime.contract.assignment import Assignment
-from trainer_runtime.contract.beat import Directive, Phase, RecordKey
+from trainer_runtime.contract.beat import CheckpointRecord, Directive, Phase, RecordKey
 from trainer_runtime.contract.evidence import Evidence
 from trainer_runtime.contract.exit_report import ExitReport, Outcome
-from trainer_runtime.heartbeat.start import Handle
+from trainer_runtime.heartbeat.start import Handle as Sender
 from trainer_runtime.heartbeat.state import Answer, WorkerState
 from trainer_runtime.launch import options, processes, stop
 from trainer_runtime.launch.exit_report import AttemptEnd, conclude, is_all_well
@@ -39,6 +40,8 @@ TICK_SECONDS: Final = 0.5
 """How often deadlines are looked at when nothing happens."""
 REAP_SECONDS: Final = 30.0
 """How often orphans of the ranks that ended are collected; as process 1 of a container nobody else would."""
+PERSISTER_TICK_SECONDS: Final = 0.05
+"""How often it is looked at whether the persister has ended."""
 OUTPUT_SECONDS: Final = 5.0
 """How long the rest of the ranks' output may take to pass through after they ended."""
 
@@ -72,7 +75,7 @@ class Orders:
 class Attempt:
     """Runs one attempt. ``events`` is the queue that signal handler and heartbeat deliver into; it outlives the attempt."""
 
-    def __init__(self, orders: Orders, events: Events, sender: Handle | None) -> None:
+    def __init__(self, orders: Orders, events: Events, sender: Sender | None) -> None:
         self._orders = orders
         self._events = events
         self._sender = sender
@@ -87,6 +90,7 @@ class Attempt:
         self._leave_now = False
         self._asked_to_save: set[int] = set()
         self._save_directive = False
+        self._persister_may_end = False
         self._published: WorkerState | None = None
         self._granted: tuple[RecordKey, ...] = ()
         # Moments after which something is done, by time.monotonic(); None: not now.
@@ -104,6 +108,7 @@ class Attempt:
         self._server = Server(self._events.put)
         self._ranks = Ranks(self._tail, self._events.put)
         self._before = frozenset(processes.children_of(os.getpid()))
+        self._persister = Handle(os.path.join(directory, "persister"), environ, self._recorded)
         try:
             self._start(directory, arguments, environ)
             while self._torchrun_code is None:
@@ -113,12 +118,14 @@ class Attempt:
                     self._take(event)
                 if not self._look_at_deadlines():
                     break
+            self._let_saves_end()
             self._tail.finish(OUTPUT_SECONDS)
             self._take_the_rest()
             self._book.read_uncaught(self._server.path)
             return conclude(self._end())
         finally:
             self._ranks.kill()
+            self._persister.kill()
             processes.end_descendants(besides=self._others)
             self._server.close()
             shutil.rmtree(directory, ignore_errors=True)
@@ -166,6 +173,7 @@ class Attempt:
         child = options.child_environment(
             environ,
             channel=self._server.path,
+            persister=self._persister.path,
             fence=f"rtj/{self._orders.run_id}/{self._orders.attempt}",
             hook_directory=HOOK_DIRECTORY,
             grace_seconds=self._orders.grace_seconds,
@@ -175,10 +183,30 @@ class Attempt:
     def _next(self, seconds: float) -> Event | None:
         if self._sender is not None:
             self._sender.tend()
+        if not self._persister_may_end:
+            self._persister.tend()
         try:
             return self._events.get(timeout=seconds)
         except queue.Empty:
             return None
+
+    def _recorded(self, record: CheckpointRecord) -> None:
+        """The persister's own word, which outlives the rank that would have told it."""
+        self._events.put(Received(0, Recorded(record)))
+
+    def _let_saves_end(self) -> None:
+        """The ranks are gone. What all of them had sealed is committed and verified, and the records still reach the operator."""
+        self._persister_may_end = True
+        self._persister.finish()
+        since = None if self._sigterm_at is None else time.monotonic() - self._sigterm_at
+        deadline = time.monotonic() + (0.0 if self._leave_now else stop.seconds_to_persist(self._orders.grace_seconds, since))
+        while not self._persister.has_ended() and (left := deadline - time.monotonic()) > 0 and not self._leave_now:
+            event = self._next(min(left, PERSISTER_TICK_SECONDS))
+            if event is not None:
+                self._take(event)
+            self._publish()
+        if not self._persister.has_ended():
+            log.warning("rtj: a save did not end in time and is abandoned")
 
     def _take_the_rest(self) -> None:
         while True:
@@ -299,7 +327,7 @@ class Attempt:
         book = self._book
         if now >= self._reap_at:
             self._reap_at = now + REAP_SECONDS
-            processes.reap_orphans(besides=self._others | self._ranks.torchrun_pids)
+            processes.reap_orphans(besides=self._others | self._ranks.torchrun_pids | self._persister.pids)
         if self._hold_until is not None and now >= self._hold_until:
             self._proceed(None)
         if self._stop_at is not None:

@@ -69,10 +69,13 @@ def find_conflict(given: Sequence[str], owned: Mapping[str, str], forbidden: Map
     return None
 
 
-def child_environment(environ: Mapping[str, str], *, channel: str, fence: str, hook_directory: str, grace_seconds: float) -> dict[str, str]:
+def child_environment(
+    environ: Mapping[str, str], *, channel: str, persister: str, fence: str, hook_directory: str, grace_seconds: float
+) -> dict[str, str]:
     """Return the environment of torchrun and the ranks. PET_* go: they would be a second source for what the options say."""
     child = {name: value for name, value in environ.items() if not name.startswith("PET_")}
     child[environment.CHANNEL] = channel
+    child[environment.PERSISTER] = persister
     child[environment.FENCE] = fence
     child[SHUTDOWN_TIMEOUT] = str(max(1, int(grace_seconds)))
     child["PYTHONPATH"] = os.pathsep.join(filter(None, [hook_directory, environ.get("PYTHONPATH", "")]))

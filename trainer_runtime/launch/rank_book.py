@@ -61,7 +61,8 @@ class RankBook:
         if isinstance(message, Progress):
             self._progress[message.rank] = message
         elif isinstance(message, Recorded):
-            self._records = [*self._records, message.record][-KEPT_RECORDS:]
+            others = [record for record in self._records if record != message.record]  # rank and persister both tell
+            self._records = [*others, message.record][-KEPT_RECORDS:]
             if message.record.level is Level.VERIFIED:
                 self._save_failure = None
         elif isinstance(message, SaveAbandoned):

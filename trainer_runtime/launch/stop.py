@@ -15,6 +15,9 @@ BARRIER_SECONDS: Final = 330.0
 """torchrun waits up to 300 s for the other workers after its own ranks ended well; worker 0 keeps the rendezvous alive for them so."""
 GIVE_UP_SECONDS: Final = 10.0
 """How long a killed process may stay: one that the kernel cannot end (a dead disk or GPU) must not keep the report back."""
+PERSIST_SECONDS: Final = 20.0
+"""How long a save that every rank had sealed may take to be committed and verified after the ranks ended. What they had not sealed is
+abandoned at once, so this is spent only on a save that is worth it."""
 TELL_STOPPED_SECONDS: Final = 30.0
 """How long a failed worker waits for the operator's stop or restart."""
 TELL_DONE_SECONDS: Final = 10.0
@@ -46,6 +49,13 @@ def on_sigterm(*, has_failed: bool, is_stopping: bool, someone_joined: bool) -> 
 def end_margin(grace_seconds: float) -> float:
     """Return the seconds at the end of the grace that are kept for ending the ranks, telling the operator and writing the report."""
     return min(8.0, max(1.0, grace_seconds / 4))
+
+
+def seconds_to_persist(grace_seconds: float, since_sigterm: float | None) -> float:
+    """Return how long sealed saves may take to end after the ranks did. ``since_sigterm`` None: no SIGTERM came."""
+    if since_sigterm is None:
+        return PERSIST_SECONDS
+    return min(PERSIST_SECONDS, max(0.0, grace_seconds - since_sigterm - end_margin(grace_seconds) / 2))
 
 
 def seconds_to_save(grace_seconds: float, since_sigterm: float) -> float:

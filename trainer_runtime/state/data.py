@@ -1,27 +1,30 @@
 """Where training stands in its data, counted in what finished steps used: never in what a loader's workers have fetched ahead.
 
 `ResumableSampler` is the default and exact by construction: one global cursor, an order that depends on seed and epoch alone, no random
-number drawn from anybody. Any other iterable that has ``state_dict`` and ``load_state_dict`` is taken at its word, but for those known to
-break it. What cannot promise an exact resume is refused by name. It does not look into datasets: random numbers that worker processes draw
-(augmentations with num_workers > 0) repeat only if the dataset derives them from the sample's index.
+number drawn from anybody. Any other iterable that has ``state_dict`` and ``load_state_dict`` is `stateful`'s matter. What cannot promise
+an exact resume is refused by name. It does not look into datasets: random numbers that worker processes draw (augmentations with
+num_workers > 0) repeat only if the dataset derives them from the sample's index.
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from trainer_runtime.errors import ConfigurationError
-from trainer_runtime.state import tree
 from trainer_runtime.state.model import World
+from trainer_runtime.state.stateful import POSITION, describe_dataset, find_stateful_problem, open_stateful
 
 _EPOCH_SEED_STRIDE: Final = 1_000_003
 """Keeps (seed, epoch) and (seed + 1, epoch - 1) from meeting: epochs stay below it."""
+
+log = logging.getLogger("trainer_runtime")
 
 
 class ResumableSampler(Sampler[list[int]]):
@@ -149,9 +152,6 @@ class DataSource(Protocol):
         """Take up a position that ``gather`` returned."""
 
 
-_POSITION = "data"
-
-
 class SamplerSource:
     """A DataLoader whose batch sampler is ours. The position is one value for all ranks."""
 
@@ -179,7 +179,7 @@ class SamplerSource:
         sampler = self._sampler
         return {
             "kind": "ResumableSampler",
-            "dataset": _describe_dataset(self._loader.dataset),
+            "dataset": describe_dataset(self._loader.dataset),
             "length": sampler.dataset_len,
             "batch_size": sampler.batch_size,
             "seed": sampler.seed,
@@ -188,50 +188,12 @@ class SamplerSource:
         }
 
     def gather(self, world: World) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        return {}, {_POSITION: {**self._sampler.state_dict(), "samples": self.samples}}
+        return {}, {POSITION: {**self._sampler.state_dict(), "samples": self.samples}}
 
     def restore(self, world: World, objects: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        position = objects[_POSITION]
+        position = objects[POSITION]
         self._sampler.load_state_dict(position)
         self.samples = position["samples"]
-
-
-class StatefulSource:
-    """Any iterable with ``state_dict`` and ``load_state_dict``. Its position is each rank's own."""
-
-    exact = True
-    gives_again = False
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-        self.epoch = 0
-        self.samples = 0
-        self._batch_size = int(getattr(data, "batch_size", None) or 1)
-
-    def iterate(self) -> Iterator[Any]:
-        return iter(self._data)
-
-    def advance(self) -> None:
-        self.samples += self._batch_size
-
-    def finish_epoch(self) -> None:
-        self.epoch += 1
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "kind": f"{type(self._data).__module__}.{type(self._data).__qualname__}",
-            "dataset": _describe_dataset(getattr(self._data, "dataset", None)),
-            "batch_size": self._batch_size,
-        }
-
-    def gather(self, world: World) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        tensors, skeleton = tree.flatten(self._data.state_dict(), world.own(f"{_POSITION}.state"))
-        return tensors, {world.own(_POSITION): {"epoch": self.epoch, "samples": self.samples, "state": skeleton}}
-
-    def restore(self, world: World, objects: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        position = objects[world.own(_POSITION)]
-        self.epoch, self.samples = position["epoch"], position["samples"]
-        self._data.load_state_dict(tree.unflatten(position["state"], tensors))
 
 
 class StepCounter:
@@ -260,10 +222,10 @@ class StepCounter:
         return {"kind": "step numbers"}
 
     def gather(self, world: World) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        return {}, {_POSITION: {"samples": self.samples}}
+        return {}, {POSITION: {"samples": self.samples}}
 
     def restore(self, world: World, objects: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        self.samples = objects[_POSITION]["samples"]
+        self.samples = objects[POSITION]["samples"]
 
 
 class UnpromisedSource:
@@ -290,10 +252,10 @@ class UnpromisedSource:
         return {"kind": f"{type(self._data).__module__}.{type(self._data).__qualname__}, position not kept"}
 
     def gather(self, world: World) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        return {}, {_POSITION: {"epoch": self.epoch, "samples": self.samples}}
+        return {}, {POSITION: {"epoch": self.epoch, "samples": self.samples}}
 
     def restore(self, world: World, objects: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        self.epoch, self.samples = objects[_POSITION]["epoch"], objects[_POSITION]["samples"]
+        self.epoch, self.samples = objects[POSITION]["epoch"], objects[POSITION]["samples"]
 
 
 def open_source(data: Any, world: World, allowed: bool = False) -> DataSource:
@@ -309,12 +271,13 @@ def open_source(data: Any, world: World, allowed: bool = False) -> DataSource:
         return SamplerSource(data, sampler)
     problem = _find_problem(data)
     if problem is None:
-        return StatefulSource(data)
+        return open_stateful(data, world)
     if not allowed:
         raise ConfigurationError(
             f"data: {problem}. Use DataLoader(dataset, batch_sampler=trainer_runtime.ResumableSampler(len(dataset), batch_size=...)), "
             "or accept that a resume begins the epoch anew with allow=('data',)"
         )
+    log.warning("data: %s; allowed: a resume begins the epoch anew", problem)
     return UnpromisedSource(data)
 
 
@@ -336,12 +299,7 @@ def _find_problem(data: Any) -> str | None:
         return f"{name} has a ResumableSampler as sampler=, but it yields whole batches"
     if not (callable(getattr(data, "state_dict", None)) and callable(getattr(data, "load_state_dict", None))):
         return f"{name} has no state_dict() and load_state_dict(), so its position cannot be saved"
-    sampler = getattr(data, "sampler", None)
-    if type(sampler) is RandomSampler and sampler.generator is not None:
-        return f"{name} shuffles by a RandomSampler with a generator, which is known to go on wrongly in the epochs after a resume"
-    if getattr(data, "generator", None) is not None and getattr(data, "num_workers", None) == 0:
-        return f"{name} has a generator and num_workers=0, which is known to order the next epoch wrongly after a resume"
-    return None
+    return find_stateful_problem(data)
 
 
 def _whole(name: str, value: Any) -> int:
@@ -350,16 +308,3 @@ def _whole(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise ConfigurationError(f"ResumableSampler: {name} {value!r} is not a whole number") from None
-
-
-def _describe_dataset(dataset: Any) -> dict[str, Any]:
-    """Return type, length and, where the dataset has one, its fingerprint. The samples themselves are not read."""
-    described: dict[str, Any] = {"type": f"{type(dataset).__module__}.{type(dataset).__qualname__}"}
-    if hasattr(dataset, "__len__"):
-        described["length"] = len(dataset)
-    for attribute in ("fingerprint", "_fingerprint"):
-        value = getattr(dataset, attribute, None)
-        if isinstance(value, str):
-            described["fingerprint"] = value
-            break
-    return described

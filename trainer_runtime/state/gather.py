@@ -17,19 +17,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
+from trainer_runtime.contract.allow import Allow
 from trainer_runtime.contract.manifest import TensorEntry
 from trainer_runtime.errors import ConfigurationError
-from trainer_runtime.state import ddp, model, names, rng, strict, tree
+from trainer_runtime.state import attachments, ddp, model, names, rng, sharding, strict, tree
 from trainer_runtime.state.data import DataSource
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.state.model import World
-from trainer_runtime.state.optimizer import OptimizerState
-from trainer_runtime.state.strict import Allow, Difference
+from trainer_runtime.state.optimizer import OptimizerState, check_schedulers
+from trainer_runtime.state.strict import Difference
 
 _RNG = "rng"
 _GRADIENTS = "gradients"
 _RUN = "run"
-_TAKEN = (_RNG, _GRADIENTS)
+_REPLICAS = "replicas"
+_TAKEN = (_RNG, _GRADIENTS, _REPLICAS)
 """Names of our own beside those of the script's objects: one under such a keyword would be overwritten."""
 
 
@@ -78,9 +80,12 @@ class TrainingState:
             raise ConfigurationError(f"model: a {type(model).__qualname__} is not a torch.nn.Module")
         for keyword, value in more.items():
             self._sort(keyword, value, optimizers)
+        for module in self._modules.values():
+            sharding.gather_nothing(module)
         self._optimizers = self._name_optimizers(optimizers)
-        self._config = strict.describe_config(config)
-        self._tokenizer = strict.describe_files(tokenizer)
+        self._config = attachments.plain(config, exact=True)
+        self.attachments = {"tokenizer": attachments.find_files(tokenizer), "config": attachments.render_config(config)}
+        """What is kept beside the checkpoints, by kind."""
         self._check()
         self._as_built = self._describe()
         self._stepped = False
@@ -106,6 +111,11 @@ class TrainingState:
         """
         stepped, self._stepped = self._stepped, False
         return stepped or not self._optimizers or not self._kept_gradients()
+
+    def check_schedulers(self) -> None:
+        """Raise ConfigurationError as `optimizer.check_schedulers` does, to be asked after the first step."""
+        if not self._schedulers and not self._stateful:
+            check_schedulers(self._optimizers)
 
     @property
     def has_stepped(self) -> bool:
@@ -152,8 +162,8 @@ class TrainingState:
             for name, entry in source.tensors.items()
             if self._is_mine(name, source) and _without_rank(name).startswith(prefixes)
         }
-        differences = strict.compare_leaves(saved, live, dtypes)
-        return differences if weights_only else differences + strict.compare(source.strict, self._as_built)
+        differences = strict.compare_leaves(saved, live, dtypes, weights_only=weights_only)
+        return differences if weights_only else differences + strict.compare(source.strict, self._as_built) + self._compare_rng(source)
 
     def restore(self, source: Source, differing: frozenset[Allow], weights_only: bool = False) -> dict[str, Any] | None:
         """Fill all objects from ``source``; return the random number state to restore later, None when there is none for this rank.
@@ -165,7 +175,7 @@ class TrainingState:
             leaves = [
                 leaf
                 for leaf in leaves
-                if leaf.name in source.tensors and tuple(source.tensors[leaf.name].global_shape) == tuple(leaf.tensor.shape)
+                if leaf.name in source.tensors and tuple(source.tensors[leaf.name].global_shape) == leaf.global_shape
             ]
         saved_rank = self._saved_rank(source)
         if weights_only:
@@ -175,10 +185,11 @@ class TrainingState:
         if Allow.STRUCTURE in differing:
             self._drop_slots_of_others(objects, {_without_rank(leaf.name) for leaf in leaves})
         optimizers = [] if Allow.OPTIMIZER in differing else self._optimizers
-        allocated = [leaf for state in optimizers for leaf in state.allocate(objects)]
+        allocated = [pair for state in optimizers for pair in state.allocate(objects)]
         allocated += self._allocate_trees(objects)
-        source.fill([*leaves, *allocated], saved_rank, exact=not differing)
-        tensors = {leaf.name: leaf.tensor for leaf in allocated}
+        leaves += [leaf for leaf, _tensor in allocated]
+        source.fill(leaves, saved_rank, exact=not differing)
+        tensors = {leaf.name: tensor for leaf, tensor in allocated}
         self._install_modules(objects, tensors)
         for state in optimizers:
             state.install(objects, tensors, keep_hyper_parameters=Allow.HYPER_PARAMETERS in differing)
@@ -262,10 +273,22 @@ class TrainingState:
             "rng": rng.kinds(rng.gather()),
             "data": self.data.describe(),
             "config": self._config,
-            "tokenizer": self._tokenizer,
+            "tokenizer": {file.name: file.sha256 for file in self.attachments["tokenizer"]},
             "determinism": strict.describe_determinism(),
+            "mesh": self._describe_meshes(),
             "ddp": {keyword: ddp.describe(module) for keyword, module in self._modules.items() if ddp.describe(module)},
         }
+
+    def _describe_meshes(self) -> dict[str, Any]:
+        """Return, by module, mesh and placements, which parameters are sharded so: ``{"model": {"dp=2,tp=2": {"S(0)R": {…}}}}``."""
+        described = {
+            keyword: {
+                mesh: {places: strict.describe_names(held) for places, held in by_placement.items()}
+                for mesh, by_placement in sharding.describe(model.every_parameter(module)).items()
+            }
+            for keyword, module in self._modules.items()
+        }
+        return {keyword: meshes for keyword, meshes in described.items() if meshes}
 
     def _describe_scheduler(self, keyword: str, scheduler: Any) -> dict[str, Any]:
         """Return class and state as built: the same script builds the same one, whatever step the run stands at."""
@@ -277,26 +300,32 @@ class TrainingState:
 
     def _module_leaves(self, weights_only: bool = False) -> list[Leaf]:
         modules = {"model": self._modules["model"]} if weights_only else self._modules
+        for module in modules.values():
+            sharding.gather_nothing(module)
         return [leaf for keyword, module in modules.items() for leaf in model.model_leaves(module, self.world, keyword)]
 
     def _add_tree(self, name: str, value: Any, leaves: list[Leaf], objects: dict[str, Any]) -> None:
         tensors, objects[name] = tree.flatten(value, name)
         leaves += [Leaf(leaf, tensor, Kind.EXTRA, replicated=False) for leaf, tensor in tensors.items()]
 
-    def _allocate_trees(self, objects: Mapping[str, Any]) -> list[Leaf]:
-        """Return empty leaves for tensors in objects of this rank that are not optimizers'."""
+    def _allocate_trees(self, objects: Mapping[str, Any]) -> list[tuple[Leaf, torch.Tensor]]:
+        """Return an empty tensor, and the leaf that fills it, for each one in objects of this rank that are not optimizers'."""
         taken = tuple(self.world.own(f"{state.prefix}.{part}") for state in self._optimizers for part in ("slots", "groups"))
         mine = [value for name, value in objects.items() if name.startswith(self.world.own("")) and name not in taken]
-        return [
-            Leaf(reference.name, tree.allocate(reference, self._device()), Kind.EXTRA, replicated=False)
-            for value in mine
-            for reference in tree.references(value)
-        ]
+        tensors = {reference.name: tree.allocate(reference, self._device()) for value in mine for reference in tree.references(value)}
+        return [(Leaf(name, tensor, Kind.EXTRA, replicated=False), tensor) for name, tensor in tensors.items()]
 
     def _install_modules(self, objects: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         for keyword, module in self._modules.items():
             wanted = model.extra_states(module, keyword)
             model.load_extra_states(module, {name: tree.unflatten(objects[self.world.own(name)], tensors) for name in wanted}, keyword)
+
+    def _compare_rng(self, source: Source) -> list[Difference]:
+        """Every rank that was there must find its own generators, all of them. A rank that is new has none to find."""
+        if self.world.rank >= int(source.strict.get("world_size", 1)):
+            return []
+        saved = source.objects(self.world.rank).get(self.world.own(_RNG))
+        return strict.compare_rng(self.world.rank, [] if saved is None else rng.kinds(saved), rng.kinds(rng.gather()))
 
     def _gather_rng(self) -> dict[str, Any]:
         return {**rng.gather(), "own": {keyword: rng.torch_bytes(value.get_state()) for keyword, value in self._generators.items()}}

@@ -23,6 +23,17 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
+class Shard:
+    """Which block of a tensor this rank holds, of a tensor that all ranks hold together."""
+
+    global_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    """Where the block begins in the whole tensor, in elements along each axis; its shape is the leaf's tensor's."""
+    replicas: tuple[int, ...]
+    """Ranks that hold this same block, this one among them, in the same order on all of them."""
+
+
+@dataclass(frozen=True)
 class Leaf:
     """One live tensor. Saving copies from it, restoring copies into it; the checkpoint never keeps the reference.
 
@@ -32,12 +43,23 @@ class Leaf:
 
     name: str
     tensor: torch.Tensor
+    """What lies in this rank's memory, always a plain tensor: of a sharded one its local block."""
     kind: Kind
     replicated: bool
-    """True: every rank holds the same bytes, and any one of them may write them. False: this rank's own."""
+    """True: every rank holds the same bytes, and any one of them may write them. False: this rank's own, or sharded."""
     requires_grad: bool = False
     alias_of: str | None = None
     """Name of the leaf whose storage this one shares (tied weights); an alias is listed and its bytes are written once."""
+    shard: Shard | None = None
+    """None: ``tensor`` is whole."""
+    frozen_version: int | None = None
+    """Of a tensor that training is not expected to change: torch's count of its changes. Such a tensor is stored once for all checkpoints
+    that hold the same bytes. It is still looked at in every save; one that did change is written like any other."""
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return tuple(self.tensor.shape) if self.shard is None else self.shard.global_shape
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from trainer_runtime.errors import ConfigurationError
-from trainer_runtime.state import names
+from trainer_runtime.state import names, sharding
 from trainer_runtime.state.leaves import Kind, Leaf
 
 _EXTRA_STATE = "_extra_state"
@@ -34,22 +34,22 @@ class World:
 
 def named_parameters(model: nn.Module) -> dict[int, str]:
     """Return the first canonical name of each parameter, by ``id(parameter)``: what optimizer state is keyed by."""
-    found: dict[int, str] = {}
+    return {id(parameter): name for name, parameter in every_parameter(model)}
+
+
+def every_parameter(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return every parameter once, by its first canonical name."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
     for prefix, module in names.walk(model):
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                found.setdefault(id(parameter), f"{prefix}{name}")
-    return found
+                found.setdefault(id(parameter), (f"{prefix}{name}", parameter))
+    return list(found.values())
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return every parameter that gets gradients, once, by its first canonical name."""
-    found: dict[int, tuple[str, nn.Parameter]] = {}
-    for prefix, module in names.walk(model):
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.requires_grad:
-                found.setdefault(id(parameter), (f"{prefix}{name}", parameter))
-    return list(found.values())
+    return [(name, parameter) for name, parameter in every_parameter(model) if parameter.requires_grad]
 
 
 def replicated_parameters(model: nn.Module, world: World) -> set[int]:
@@ -60,14 +60,21 @@ def replicated_parameters(model: nn.Module, world: World) -> set[int]:
     if world.size == 1:
         return {id(parameter) for parameter in model.parameters()}
     found: set[int] = set()
-    for _prefix, wrapper in names.wrappers(model):
+    for prefix, wrapper in names.wrappers(model):
         ignored = wrapper.parameters_to_ignore
-        found.update(id(parameter) for name, parameter in wrapper.module.named_parameters() if name not in ignored)
+        for name, parameter in wrapper.module.named_parameters():
+            if name not in ignored:
+                if sharding.is_sharded(parameter):
+                    raise ConfigurationError(
+                        f"model: {prefix}{name} is a DTensor under DistributedDataParallel; who holds which block cannot be told. "
+                        "Use fully_shard on a mesh with a replicated dimension"
+                    )
+                found.add(id(parameter))
     return found
 
 
 def model_leaves(model: nn.Module, world: World, prefix: str = "model") -> tuple[Leaf, ...]:
-    """Return every parameter and persistent buffer of ``model``, ``<prefix>/<canonical name>``.
+    """Return every parameter and persistent buffer of ``model``, ``<prefix>/<canonical name>``. Of a sharded one this rank's block.
 
     In a world of several ranks buffers are each rank's own, even under DDP: it broadcasts rank 0's at the *start* of a forward, so between
     two steps they differ.
@@ -77,19 +84,20 @@ def model_leaves(model: nn.Module, world: World, prefix: str = "model") -> tuple
     leaves: list[Leaf] = []
     seen: dict[Any, str] = {}
     for name, tensor, is_parameter in _tensors(model):
-        fault = _find_fault(tensor)
+        local = sharding.local_part(tensor)
+        fault = _find_fault(local)
         if fault is not None:
             raise ConfigurationError(f"{prefix}: {name} {fault}")
-        if hasattr(tensor, "__tensor_flatten__"):
-            raise ConfigurationError(f"model: {name} is a {type(tensor).__name__}; sharded and quantised tensors cannot be saved yet")
-        is_shared = id(tensor) in replicated if is_parameter else world.size == 1
         plain = f"{prefix}/{name}"
-        own = plain if is_shared else world.own(plain)
+        shard = sharding.find_shard(tensor, plain, world.size)
+        is_shared = shard is None and (id(tensor) in replicated if is_parameter else world.size == 1)
+        own = plain if is_shared or shard is not None else world.own(plain)
         identity = _identity(tensor)
         alias = seen.get(identity) if identity is not None else None
         if identity is not None:
             seen.setdefault(identity, own)
-        leaves.append(Leaf(own, tensor.detach(), Kind.MODEL, is_shared, bool(tensor.requires_grad), alias))
+        frozen = _frozen_version(tensor, is_parameter)
+        leaves.append(Leaf(own, local, Kind.MODEL, is_shared, bool(tensor.requires_grad), alias, shard, frozen))
     return tuple(leaves)
 
 
@@ -138,7 +146,16 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
                 yield f"{prefix}{name}", buffer, False
 
 
+def _frozen_version(tensor: torch.Tensor, is_parameter: bool) -> int | None:
+    """Return the version of a tensor that training is not expected to change: a parameter without gradient, or a buffer of one byte per
+    element, which is how quantised weights are kept."""
+    expected = not tensor.requires_grad and (is_parameter or tensor.dtype.itemsize == 1)
+    return tensor._version if expected and not tensor.is_inference() else None
+
+
 def _find_fault(tensor: torch.Tensor) -> str | None:
+    if hasattr(tensor, "__tensor_flatten__"):
+        return f"is a {type(tensor).__name__}, a tensor made of other tensors; keep those as parameters and buffers of their own"
     if tensor.is_meta:
         return "lies on the meta device and has no values; materialise the model before attach()"
     if tensor.layout is not torch.strided:
@@ -156,6 +173,8 @@ def _has_extra_state(module: nn.Module) -> bool:
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """Return what two tensors share when they are the same memory seen the same way; None for an empty one, which shares with nobody."""
+    if sharding.is_sharded(tensor):
+        return (id(tensor),)  # a rank whose block is empty must see the same ties as the others
     if tensor.numel() == 0:
         return None
     return (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())

@@ -6,6 +6,7 @@ to none; a restore makes exactly the slots that were saved, with their dtype, sh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from trainer_runtime.errors import ConfigurationError
-from trainer_runtime.state import tree
+from trainer_runtime.state import sharding, tree
 from trainer_runtime.state.leaves import Kind, Leaf
 from trainer_runtime.state.model import World
 
@@ -69,10 +70,17 @@ class OptimizerState:
             if slots is None:
                 continue
             name, is_shared = self.names[id(parameter)], id(parameter) in self.replicated
-            base = f"{self.prefix}/{name}" if is_shared else self.world.own(f"{self.prefix}/{name}")
-            tensors, skeleton = tree.flatten(dict(slots), base, parameter.device)
+            sharded = {key: value for key, value in slots.items() if isinstance(value, torch.Tensor) and sharding.is_sharded(value)}
+            plain = {key: value for key, value in slots.items() if key not in sharded}
+            base = f"{self.prefix}/{name}"
+            own_base = base if is_shared else self.world.own(base)
+            tensors, skeleton = tree.flatten(plain, own_base, parameter.device)
             leaves.extend(Leaf(leaf, tensor, Kind.OPTIM, is_shared) for leaf, tensor in tensors.items())
-            (shared if is_shared else own)[name] = skeleton
+            for key, value in sharded.items():
+                leaf = self._sharded_slot(tree.child_path(name, key), value, parameter)
+                leaves.append(leaf)
+                skeleton[key] = tree.reference_to(leaf.name, value, parameter.device)
+            (shared if is_shared else own)[name] = {key: skeleton[key] for key in slots}
         groups = [{"names": self._group_names(group), **_hyper(group)} for group in self.optimizer.param_groups]
         tensors, skeleton = tree.flatten(groups, self.world.own(f"{self.prefix}.groups"), self._device())
         leaves.extend(Leaf(leaf, tensor, Kind.OPTIM, replicated=False) for leaf, tensor in tensors.items())
@@ -82,17 +90,20 @@ class OptimizerState:
             self.world.own(f"{self.prefix}.groups"): skeleton,
         }
 
-    def allocate(self, objects: dict[str, Any]) -> tuple[Leaf, ...]:
-        """Return empty leaves for every tensor that the checkpoint holds for this optimizer, to be filled and handed to ``install``."""
+    def allocate(self, objects: dict[str, Any]) -> list[tuple[Leaf, torch.Tensor]]:
+        """Return an empty tensor for every one that the checkpoint holds for this optimizer, each with the leaf to fill it through; the
+        tensors are for ``install``."""
         by_name = {self.names[id(parameter)]: parameter for parameter in self._parameters()}
-        leaves: list[Leaf] = []
-        for key, replicated in ((f"{self.prefix}.slots", True), (self.world.own(f"{self.prefix}.slots"), False)):
-            for name, skeleton in objects[key].items():
-                for reference in tree.references(skeleton):
-                    leaves.append(Leaf(reference.name, _empty_slot(reference, by_name[name]), Kind.OPTIM, replicated))
+        allocated = [
+            self._empty_slot(reference, by_name[name])
+            for key in (f"{self.prefix}.slots", self.world.own(f"{self.prefix}.slots"))
+            for name, skeleton in objects[key].items()
+            for reference in tree.references(skeleton)
+        ]
         for reference in tree.references(objects[self.world.own(f"{self.prefix}.groups")]):
-            leaves.append(Leaf(reference.name, tree.allocate(reference, self._device()), Kind.OPTIM, replicated=False))
-        return tuple(leaves)
+            tensor = tree.allocate(reference, self._device())
+            allocated.append((Leaf(reference.name, tensor, Kind.OPTIM, replicated=False), tensor))
+        return allocated
 
     def install(self, objects: dict[str, Any], tensors: dict[str, torch.Tensor], keep_hyper_parameters: bool = False) -> None:
         """Replace slots and group values by the checkpoint's. ``keep_hyper_parameters``: the groups' values stay as the script set them."""
@@ -109,6 +120,25 @@ class OptimizerState:
                 if key != "names":
                     group[key] = value
 
+    def _sharded_slot(self, path: str, slot: torch.Tensor, parameter: torch.Tensor) -> Leaf:
+        """Return the leaf of a slot that lies as its parameter lies: only such a slot can be made again without asking the optimizer."""
+        if not sharding.lie_alike(slot, parameter):
+            raise ConfigurationError(f"{path}: is a DTensor whose shape or placements are not its parameter's; it cannot be saved")
+        name = f"{self.prefix}/{path}"
+        shard = sharding.find_shard(slot, name, self.world.size)
+        own = name if shard is not None else self.world.own(name)
+        return Leaf(own, sharding.local_part(slot), Kind.OPTIM, replicated=False, shard=shard)
+
+    def _empty_slot(self, reference: tree.TensorRef, parameter: torch.Tensor) -> tuple[Leaf, torch.Tensor]:
+        """Make a slot of the parameter's own shape in its memory layout, as optimizers do: fused kernels want equal strides."""
+        if reference.device == tree.OWN_DEVICE and reference.shape == tuple(parameter.shape) and reference.dtype in tree.DTYPES:
+            tensor = sharding.empty_like(parameter, tree.DTYPES[reference.dtype])
+        else:
+            tensor = tree.allocate(reference, parameter.device)
+        shard = sharding.find_shard(tensor, reference.name, self.world.size)
+        is_shared = shard is None and reference.name.startswith(f"{self.prefix}/")
+        return Leaf(reference.name, sharding.local_part(tensor), Kind.OPTIM, is_shared, shard=shard), tensor
+
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
@@ -120,6 +150,18 @@ class OptimizerState:
         return parameters[0].device if parameters else torch.device("cpu")
 
 
+def check_schedulers(states: Iterable[OptimizerState]) -> None:
+    """Raise ConfigurationError for a learning rate scheduler that drives one of the optimizers. For a script that gave none to attach().
+
+    Its position would be lost at a resume, and making it sets the rate back. torch marks the optimizers that one drives.
+    """
+    if any(getattr(state.optimizer.step, "_wrapped_by_lr_sched", False) for state in states):
+        raise ConfigurationError(
+            "scheduler: a learning rate scheduler drives the optimizer and was not given to attach(), so a resume would begin its "
+            "schedule anew; make it before attach() and give it as scheduler="
+        )
+
+
 def _hyper(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _NOT_HYPER_PARAMETERS}
 
@@ -129,10 +171,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return value
-
-
-def _empty_slot(reference: tree.TensorRef, parameter: torch.Tensor) -> torch.Tensor:
-    """Make a slot of the parameter's own shape in its memory layout, as optimizers do: fused kernels want equal strides."""
-    if reference.device == tree.OWN_DEVICE and reference.shape == tuple(parameter.shape) and reference.dtype in tree.DTYPES:
-        return torch.empty_like(parameter, dtype=tree.DTYPES[reference.dtype], requires_grad=False).detach()
-    return tree.allocate(reference, parameter.device)

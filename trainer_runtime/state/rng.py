@@ -49,6 +49,14 @@ def restore(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all([torch_tensor(device) for device in state["cuda"]])
 
 
+def of_host() -> tuple[Any, ...]:
+    """Return the states of the host's generators, to be compared only. It asks no device, so it may be called at every step."""
+    numpy_state = np.random.get_state(legacy=False)
+    assert isinstance(numpy_state, dict)  # legacy=False says so
+    words = numpy_state["state"]
+    return random.getstate(), words["key"].tobytes(), words["pos"], torch_bytes(torch.get_rng_state())
+
+
 def kinds(state: dict[str, Any]) -> list[str]:
     """Return which generators a gathered state covers: what a strict resume compares."""
     return ["python", f"numpy:{state['numpy']['bit_generator']}", "torch", *(f"cuda:{index}" for index in range(len(state["cuda"])))]

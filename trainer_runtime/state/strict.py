@@ -6,50 +6,21 @@ Every difference carries the word that allows it (``attach(allow=…)``, ``spec.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 import platform
-from argparse import Namespace
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from trainer_runtime.contract.allow import ALLOW_WORDS, Allow
 from trainer_runtime.contract.manifest import TensorEntry
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.state.leaves import Leaf
-
-
-class Allow(str, Enum):
-    """The words that allow a difference, and what the resume does then."""
-
-    WORLD_SIZE = "worldSize"
-    """Parameters, optimizer and the data cursor go on; ranks that are new get random numbers of their own."""
-    STRUCTURE = "structure"
-    """Parameters and buffers that both have are loaded, new ones stay as the script built them."""
-    OPTIMIZER = "optimizer"
-    """Its state is not loaded."""
-    HYPER_PARAMETERS = "hyperparameters"
-    """The script's values win over the saved ones."""
-    SCHEDULER = "scheduler"
-    """Its state is not loaded."""
-    OBJECTS = "objects"
-    """What both have is loaded."""
-    RNG = "rng"
-    """No random number generator is restored."""
-    DATA = "data"
-    """The position is taken up if the source is of the same kind, else training begins the data anew."""
-    CONFIG = "config"
-    TOKENIZER = "tokenizer"
-    DETERMINISM = "determinism"
-
-
-ALLOW_WORDS: Final = tuple(word.value for word in Allow)
 
 
 @dataclass(frozen=True)
@@ -84,17 +55,20 @@ def compare(saved: Mapping[str, Any], live: Mapping[str, Any]) -> list[Differenc
     return differences
 
 
-def compare_leaves(saved: Mapping[str, TensorEntry], live: Iterable[Leaf], dtypes: Mapping[torch.dtype, str]) -> list[Difference]:
+def compare_leaves(
+    saved: Mapping[str, TensorEntry], live: Iterable[Leaf], dtypes: Mapping[torch.dtype, str], *, weights_only: bool = False
+) -> list[Difference]:
     """Compare the tensors that this rank must find with those that are there, both ways. ``dtypes``: the manifest's word for each dtype.
 
     ``saved`` holds only tensors that this rank would load into ``live`` (model and other modules, not optimizer slots).
+    ``weights_only``: which of them are trained is the script's own matter (a warm start).
     """
     differences: list[Difference] = []
     live_by_name = {leaf.name: leaf for leaf in live}
     for name in sorted(saved.keys() - live_by_name.keys()):
         differences.append(Difference(name, _shown(saved[name].dtype, saved[name].global_shape), "not in the model", Allow.STRUCTURE))
     for name, leaf in live_by_name.items():
-        shape, dtype = tuple(leaf.tensor.shape), dtypes.get(leaf.tensor.dtype, str(leaf.tensor.dtype))
+        shape, dtype = leaf.global_shape, dtypes.get(leaf.tensor.dtype, str(leaf.tensor.dtype))
         entry = saved.get(name)
         if entry is None:
             differences.append(Difference(name, "not in the checkpoint", _shown(dtype, shape), Allow.STRUCTURE))
@@ -106,47 +80,36 @@ def compare_leaves(saved: Mapping[str, TensorEntry], live: Iterable[Leaf], dtype
             differences.append(Difference(name, entry.dtype, dtype, None))
         if entry.alias_of != leaf.alias_of:
             differences.append(Difference(f"{name} shares memory with", str(entry.alias_of), str(leaf.alias_of), None))
-        if entry.requires_grad != leaf.requires_grad:
+        if not weights_only and entry.requires_grad != leaf.requires_grad:
             differences.append(Difference(f"{name} requires_grad", str(entry.requires_grad), str(leaf.requires_grad), Allow.STRUCTURE))
     return differences
 
 
-def message(differences: Iterable[Difference], checkpoint: str, limit: int = 50) -> str:
-    """Return the refusal: every difference on a line of its own, at most ``limit``, and how to go on."""
+def compare_rng(rank: int, saved: list[str], live: list[str]) -> list[Difference]:
+    """Compare which generators ``rank`` finds in the checkpoint with those it has; see `rng.kinds`."""
+    return [] if saved == live else [Difference(f"rng of rank {rank}", ", ".join(saved), ", ".join(live), Allow.RNG)]
+
+
+def message(differences: Iterable[Difference], checkpoint: str, allowed: Iterable[Allow] = (), limit: int = 50) -> str:
+    """Return the refusal: every difference on a line of its own, at most ``limit``, and how to go on.
+
+    ``allowed``: the words that were given, which the advice repeats: what it says can be put in their place.
+    """
+    differences = list(differences)
     lines = [str(difference) for difference in differences]
     words = sorted({difference.allow.value for difference in differences if difference.allow})
+    can_be_allowed = all(difference.allow for difference in differences)
     shown = lines[:limit] + ([f"… and {len(lines) - limit} more"] if len(lines) > limit else [])
-    advice = f"To resume all the same: allow={words}" if words else "No word allows these"
+    advice = f"To resume all the same: allow={sorted({*words, *(word.value for word in allowed)})}"
+    if not can_be_allowed:
+        advice = "No word allows all of these"
     return f"{checkpoint} is not this run ({len(lines)} differences):\n  " + "\n  ".join(shown) + f"\n{advice}"
-
-
-def describe_config(config: Any) -> Any:
-    """Turn ``attach(config=…)`` into plain JSON. Takes mappings, dataclasses, argparse.Namespace and what JSON knows.
-
-    Raises ConfigurationError with the path of a value that is none of these.
-    """
-    return _jsonable(config, "config")
 
 
 def describe_names(names: list[str]) -> dict[str, Any]:
     """Return how many names there are, the first and last, and a digest of all in their order: enough to compare, small in a manifest."""
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
     return {"count": len(names), "first": names[0] if names else "", "last": names[-1] if names else "", "sha256": digest}
-
-
-def describe_files(path: str | Path | None) -> dict[str, str] | None:
-    """Return the SHA-256 of a file, or of every file below a directory, by relative name: ``attach(tokenizer=path)``."""
-    if path is None:
-        return None
-    if not isinstance(path, (str, os.PathLike)):
-        raise ConfigurationError(f"tokenizer: a {type(path).__qualname__} is not a path; give the file or directory it was loaded from")
-    root = Path(path)
-    if not root.exists():
-        raise ConfigurationError(f"tokenizer: {root} does not exist")
-    files = [root] if root.is_file() else sorted(file for file in root.rglob("*") if file.is_file())
-    return {
-        file.name if file == root else file.relative_to(root).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
-    }
 
 
 def describe_determinism() -> dict[str, Any]:
@@ -169,11 +132,11 @@ def describe_software() -> dict[str, str]:
 
 _SECTIONS: Final[dict[str, Allow]] = {
     "world_size": Allow.WORLD_SIZE,
+    "mesh": Allow.WORLD_SIZE,
     "optimizer": Allow.OPTIMIZER,
     "hyperparameters": Allow.HYPER_PARAMETERS,
     "scheduler": Allow.SCHEDULER,
     "objects": Allow.OBJECTS,
-    "rng": Allow.RNG,
     "data": Allow.DATA,
     "config": Allow.CONFIG,
     "tokenizer": Allow.TOKENIZER,
@@ -207,30 +170,16 @@ class _Absent:
 
 
 _ABSENT: Final = _Absent()
+_EXACT_FLOAT: Final = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+")
+"""How float.hex() writes a number; people read it in decimals, which are exact as well."""
 
 
 def _text(value: Any, limit: int = 120) -> str:
+    if isinstance(value, str) and _EXACT_FLOAT.fullmatch(value):
+        return repr(float.fromhex(value))
     text = repr(value) if isinstance(value, _Absent) else json.dumps(value, sort_keys=True)
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def _shown(dtype: str, shape: Iterable[int]) -> str:
     return f"{dtype}{list(shape)}"
-
-
-def _jsonable(value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    elif isinstance(value, Namespace):
-        value = vars(value)
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        return value.hex()
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item, f"{path}.{key}") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(item, f"{path}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, (Path, torch.dtype, torch.device)):
-        return str(value)
-    raise ConfigurationError(f"{path}: a {type(value).__qualname__} cannot be compared; give numbers, text, lists and mappings")

@@ -120,6 +120,11 @@ def references(skeleton: Any) -> list[TensorRef]:
     return []
 
 
+def reference_to(name: str, tensor: torch.Tensor, own_device: torch.device | None) -> TensorRef:
+    """Return what stands for ``tensor`` in a skeleton. Raises TreeError for one that is neither on ``own_device`` nor on the CPU."""
+    return TensorRef(name, _dtype_name(tensor), tuple(tensor.shape), _device_word(tensor, name, own_device))
+
+
 def allocate(reference: TensorRef, own_device: torch.device) -> torch.Tensor:
     """Return an uninitialised tensor of the reference's dtype and shape on its device."""
     if reference.dtype not in DTYPES:
@@ -156,7 +161,7 @@ def _flatten(value: Any, path: str, own_device: torch.device | None, tensors: di
         return TensorRef(path, _dtype_name(tensor), tuple(tensor.shape), device="cpu", array=True)
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach()
-        return TensorRef(path, _dtype_name(value), tuple(value.shape), _device_word(value, path, own_device))
+        return reference_to(path, value, own_device)
     if type(value) in (list, tuple):
         return type(value)(_flatten(item, f"{path}/[{index}]", own_device, tensors) for index, item in enumerate(value))
     if type(value) in _MAPPING_TAGS:

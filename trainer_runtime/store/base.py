@@ -2,14 +2,16 @@
 
 Who owns what, when: while a save is in flight, each rank owns the files that carry its rank and nobody else touches them. From `commit`
 on, nobody owns the directory: it is read by all and changed by none, until rank 0 of the attempt that holds the highest fence moves it to
-trash. A store knows nothing of manifests, fences or lineage; `trainer_runtime.checkpoint` gives the files their meaning.
+trash. A store knows the names of `contract.layout`, for not every kind of storage can rename a directory, and nothing of what is in the
+files: `trainer_runtime.checkpoint` gives them their meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.errors import RuntimeProblem
 
 
@@ -28,6 +30,14 @@ class Store(Protocol):
     def uri(self) -> str:
         """The root as the user wrote it, without a trailing slash: ``file:///data/checkpoints``."""
 
+    @property
+    def rereads_from_cache(self) -> bool:
+        """Whether reading a range again soon costs little, because the system remembers it (a page cache)."""
+
+    @property
+    def s3(self) -> S3Settings:
+        """How S3 is reached from here: for a checkpoint to resume from that lies in another store."""
+
     def read(self, path: str) -> bytes:
         """Return a small file's bytes. Raises NotInStore."""
 
@@ -42,11 +52,17 @@ class Store(Protocol):
         is asked for. Only the last block may be shorter. Raises NotInStore."""
 
     def create(self, path: str, data: bytes) -> None:
-        """Write a small file that did not exist: afterwards it is whole and durable, or not there. Raises AlreadyInStore."""
+        """Write a small file that did not exist: afterwards it is whole and durable, or not there. Raises AlreadyInStore; but a store whose
+        answers can be lost takes a file of the same bytes for its own success, so who wants to be the only one writes a nonce."""
 
     def write_file(self, path: str, image: memoryview, size: int) -> None:
         """Write a data file that did not exist and make it durable. ``image`` is the file's bytes, from a page-aligned buffer whose length
         is a multiple of 4096; the file ends after ``size`` bytes. On failure no part of it stays. Raises AlreadyInStore."""
+
+    def write_blocks(self, path: str, blocks: Iterable[memoryview], size: int) -> None:
+        """Write a data file that did not exist from its blocks, one at a time, and make it durable: for files that are in no memory as a
+        whole. A block is used before the next one is asked for. On failure, also of ``blocks``, no part of it stays. Raises AlreadyInStore,
+        and StoreUnavailable when the blocks are not ``size`` bytes."""
 
     def list(self, path: str) -> tuple[str, ...]:
         """Return the sorted names directly below a directory; empty when it does not exist."""
@@ -59,10 +75,11 @@ class Store(Protocol):
 
     def commit(self, staging: str, final: str, name: str, data: bytes) -> None:
         """Make the directory ``staging``, with ``data`` added as file ``name``, appear as ``final``: all of it, durably, or nothing.
-        It never replaces a directory that holds anything. Raises AlreadyInStore."""
+        It never replaces a directory that holds anything. Raises AlreadyInStore, and CommitUndecided when it may yet happen."""
 
     def move(self, path: str, to: str) -> None:
         """Move a file or directory to a name that does not exist. Raises NotInStore and AlreadyInStore."""
 
     def remove(self, path: str) -> None:
-        """Delete a file or a whole directory; nothing to do when it is gone. For trash and for a save of our own that was abandoned."""
+        """Delete a file or a whole directory; nothing to do when it is gone. For trash and for a save of our own that was abandoned: one
+        that turned out to be committed stays."""

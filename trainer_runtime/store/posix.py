@@ -12,12 +12,13 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from mmap import mmap
 from pathlib import Path
 from typing import Final
 
+from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.errors import StoreUnavailable
 from trainer_runtime.store.base import AlreadyInStore, NotInStore
 
@@ -41,15 +42,24 @@ _CAUSES: Final = {
 class PosixStore:
     """A Store below one directory of a file system. Thread-safe: it holds no state between calls."""
 
-    def __init__(self, root: Path, uri: str | None = None) -> None:
+    def __init__(self, root: Path, uri: str | None = None, s3: S3Settings | None = None) -> None:
         """Raises StoreUnavailable when ``root`` is not a directory."""
         self._root = root
+        self._s3 = s3 or S3Settings()
         self._uri = (uri or f"file://{root}").rstrip("/")
         self._require_root()
 
     @property
     def uri(self) -> str:
         return self._uri
+
+    @property
+    def rereads_from_cache(self) -> bool:
+        return True
+
+    @property
+    def s3(self) -> S3Settings:
+        return self._s3
 
     def read(self, path: str) -> bytes:
         with self._translated("read", path):
@@ -111,6 +121,23 @@ class PosixStore:
                     self._write_image(descriptor, image, size, direct)
                 finally:
                     os.close(descriptor)
+            except BaseException:
+                target.unlink(missing_ok=True)
+                raise
+            self._sync_directory(target.parent)
+
+    def write_blocks(self, path: str, blocks: Iterable[memoryview], size: int) -> None:
+        target = self._at(path)
+        with self._translated("write", path):
+            self._make_directories(target.parent)
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    written = sum(file.write(block) for block in blocks)
+                    if written != size:
+                        raise StoreUnavailable(f"{target}: {written} of {size} bytes came")
+                    file.flush()
+                    os.fsync(file.fileno())
             except BaseException:
                 target.unlink(missing_ok=True)
                 raise

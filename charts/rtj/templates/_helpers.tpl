@@ -89,3 +89,21 @@ annotations: {{- toYaml . | nindent 2 }}
   resources: [events]
   verbs: [create, patch]
 {{- end -}}
+
+{{/* Where the credentials of the manifest store at that place in the list lie in the pod. */}}
+{{- define "rtj.storeCredentials" -}}
+/etc/rtj/stores/{{ . }}
+{{- end -}}
+
+{{/* The manifest stores as the operator reads them: a secret's name becomes the directory where it is mounted. */}}
+{{- define "rtj.manifestStores" -}}
+{{- $stores := list -}}
+{{- range $place, $store := .Values.manifestStores -}}
+{{- $read := omit $store "secret" -}}
+{{- if $store.secret -}}
+{{- $read = set $read "credentials" (include "rtj.storeCredentials" $place) -}}
+{{- end -}}
+{{- $stores = append $stores $read -}}
+{{- end -}}
+{{- toJson $stores -}}
+{{- end -}}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from rtj_operator.api.base import ApiModel, Count, First, Line, Time, Uri, Word
-from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
-from trainer_runtime.contract.beat import Level
+from trainer_runtime.contract.allow import ALLOW_WORDS, Allow
+from trainer_runtime.contract.assignment import Goal, ResumeMode, ResumePoint
+from trainer_runtime.contract.beat import SHARED_TIERS, Level, Tier
 
 
 class NewestCheckpoint(ApiModel):
@@ -37,8 +38,8 @@ class CheckpointRecordStatus(ApiModel):
     """SHA-256 of its manifest."""
     level: Level
     """committed: its manifest exists; verified: every byte was read back and matched."""
-    tier: Word = "store"
-    """Where the copy lies."""
+    tier: Tier = Tier.STORE
+    """Where the copy lies: store, archive, or local and stage, which only the pods that wrote them reach."""
     verified_at: Time | None = None
     """When it became verified."""
     abandoned: bool = False
@@ -47,11 +48,18 @@ class CheckpointRecordStatus(ApiModel):
     """Why it is never chosen: damaged, missing, or reported with two digests."""
     deleting: bool = False
     """Retention may delete it; it is never chosen."""
+    tagged: bool = False
+    """It has tags, so retention never deletes it."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether pods on any node reach it; a copy in memory or on a node's disk is of no use to a new gang."""
+        return self.tier in SHARED_TIERS
 
     @property
     def is_good(self) -> bool:
-        """Whether an attempt may resume from it once it is verified: on the lineage, not quarantined, not being deleted."""
-        return not self.abandoned and self.quarantined is None and not self.deleting
+        """Whether a gang may resume from it once it is verified: within reach, on the lineage, not quarantined, not being deleted."""
+        return self.is_shared and not self.abandoned and self.quarantined is None and not self.deleting
 
     @property
     def is_verified(self) -> bool:
@@ -68,10 +76,23 @@ class AttemptResume(ApiModel):
     """The attempt that wrote it."""
     uri: Uri
     """Its directory."""
-    manifest_sha256: Word
-    """SHA-256 of its manifest."""
+    manifest_sha256: Word = ""
+    """SHA-256 of its manifest; absent for one that spec.checkpoint.resumeFrom names: the workers find it out and record it."""
     mode: ResumeMode = ResumeMode.STRICT
     """Strict: everything, bit for bit. WarmStart: weights only."""
+    foreign: bool = False
+    """It lies in another run, and spec.checkpoint.resumeFrom named it."""
+
+    @property
+    def begins_at(self) -> int:
+        """The step from which training goes on: a warm start counts anew."""
+        return self.step if self.mode is ResumeMode.STRICT else 0
+
+    @property
+    def in_words(self) -> str:
+        """Where an attempt starts, as events tell it."""
+        words = f"step {self.step} of attempt {self.attempt}"
+        return f"{words} of another run ({self.mode.value})" if self.foreign else words
 
     def to_contract(self) -> ResumePoint:
         """Return it as workers get it."""
@@ -89,6 +110,26 @@ class AttemptSettings(ApiModel):
     """spec.checkpoint.keep.last."""
     keep_every_steps: Count | None = None
     """spec.checkpoint.keep.everySteps."""
+    keep_best_metric: Word | None = None
+    """spec.checkpoint.keep.best.metric."""
+    keep_best_mode: Goal = Goal.MIN
+    """spec.checkpoint.keep.best.mode."""
+    keep_daily: Count | None = None
+    """spec.checkpoint.keep.daily."""
+    keep_weekly: Count | None = None
+    """spec.checkpoint.keep.weekly."""
+    allow: Annotated[tuple[Allow, ...], First(len(ALLOW_WORDS))] = ()
+    """spec.checkpoint.allow."""
+    s3_endpoint: Uri | None = None
+    """spec.checkpoint.s3.endpoint."""
+    s3_region: Word | None = None
+    """spec.checkpoint.s3.region."""
+    local: Uri | None = None
+    """spec.checkpoint.local.path."""
+    archive_store: Uri | None = None
+    """spec.checkpoint.archive.store."""
+    archive_every_steps: Count | None = None
+    """spec.checkpoint.archive.everySteps."""
     start_seconds: Count = 1800
     """spec.recovery.startSeconds."""
 
@@ -108,7 +149,7 @@ class AttemptStart(ApiModel):
     attempt: Count
     """The attempt."""
     step: Count | None = None
-    """The step it resumed from; absent: it started from nothing."""
+    """The step of this run that it resumed from; absent: it started from nothing, or from another run."""
     fenced: bool = False
     """Whether its fence is known to stand in the store; an attempt without one abandons nothing."""
 
@@ -154,6 +195,8 @@ class RunStatus(ApiModel):
     """Uid of the dead job whose run this one took over, once."""
     foreign_fence: ForeignFence | None = None
     """The fence of another job that this one waits for, or waited for before it took the run over."""
+    ignored_source: Uri | None = None
+    """The spec.checkpoint.resumeFrom.uri that is ignored because the run has checkpoints of its own; told once."""
     start_fresh_used_by: Word | None = None
     """Uid of the job that used spec.checkpoint.startFresh; it acts once per uid."""
     starts: Annotated[tuple[AttemptStart, ...], First(MAX_STARTS)] = ()

@@ -38,11 +38,12 @@ class Job:
         """Read one object, whatever it holds. Never raises for a dict."""
         metadata = _dict(obj.get("metadata"))
         raw_spec = _dict(obj.get("spec"))
-        (spec, spec_error) = _parse_spec(raw_spec)
+        namespace, name = _text(metadata.get("namespace")), _text(metadata.get("name"))
+        (spec, spec_error) = _parse_spec(raw_spec, _default_run(namespace, name))
         (status, status_error) = _parse_status(_dict(obj.get("status")))
         return Job(
-            namespace=_text(metadata.get("namespace")),
-            name=_text(metadata.get("name")),
+            namespace=namespace,
+            name=name,
             uid=_text(metadata.get("uid")),
             generation=_integer(metadata.get("generation")),
             resource_version=_text(metadata.get("resourceVersion")),
@@ -64,7 +65,7 @@ class Job:
     def run(self) -> str:
         """Name of the run's directory: spec.checkpoint.run, or <namespace>.<name>."""
         wished = self.spec.checkpoint.run if self.spec is not None else None
-        return wished or f"{self.namespace}.{self.name}"
+        return wished or _default_run(self.namespace, self.name)
 
     @property
     def is_finished(self) -> bool:
@@ -72,11 +73,20 @@ class Job:
         return self.status.phase.is_terminal
 
 
-def _parse_spec(raw: dict[str, Any]) -> tuple[JobSpec | None, str]:
+def _default_run(namespace: str, name: str) -> str:
+    return f"{namespace}.{name}"
+
+
+def _parse_spec(raw: dict[str, Any], default_run: str) -> tuple[JobSpec | None, str]:
     try:
-        return JobSpec.model_validate(raw), ""
+        spec = JobSpec.model_validate(raw)
     except ValidationError as error:
         return None, describe_error(error, "spec")
+    checkpoint = spec.checkpoint
+    source = checkpoint.resume_from
+    if source is not None and (source.place.store, source.place.run) == (checkpoint.place, checkpoint.run or default_run):
+        return None, f"spec.checkpoint.resumeFrom.uri: {source.uri} lies in this job's own run, which goes on from its newest checkpoint"
+    return spec, ""
 
 
 def _parse_status(raw: dict[str, Any]) -> tuple[JobStatus, str]:

@@ -31,6 +31,8 @@ class EventReason:
     """The next attempt after an incident was recorded."""
     RESUMED_FROM: Final = "ResumedFrom"
     """An attempt starts from a checkpoint."""
+    RESUME_FROM_IGNORED: Final = "ResumeFromIgnored"
+    """spec.checkpoint.resumeFrom is not used any more: the run has checkpoints of its own; told once."""
     CHECKPOINT_QUARANTINED: Final = "CheckpointQuarantined"
     """A checkpoint is damaged, missing or disputed and will never be chosen."""
     BUDGET_EXCEEDED: Final = "BudgetExceeded"

@@ -6,18 +6,14 @@ The CRD refuses bad values at apply. The same rules stand here once more, becaus
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from rtj_operator.api import template as pod_template
+from rtj_operator.api import volumes
 from rtj_operator.api.base import ApiModel
-from trainer_runtime.contract.layout import is_run_name
-
-FILE_SCHEME = "file://"
-NOT_SHARED_VOLUMES = ("emptyDir", "configMap", "secret", "downwardAPI", "projected", "image", "gitRepo")
-"""Volume sources that end with the pod or cannot be written: a checkpoint there is no checkpoint."""
+from rtj_operator.api.checkpoint_spec import Checkpoint
 
 
 class NodeRemediation(str, Enum):
@@ -27,67 +23,6 @@ class NodeRemediation(str, Enum):
     AVOID = "Avoid"
     OBSERVE = "Observe"
     OFF = "Off"
-
-
-class Every(ApiModel):
-    """When to save. At least one of the two is needed; whichever comes first counts."""
-
-    steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Save when this many optimizer steps were made since the last save."""
-    seconds: Annotated[int, Field(ge=1, le=604_800)] | None = None
-    """Save when this many seconds passed since the last save."""
-
-    @model_validator(mode="after")
-    def _has_a_trigger(self) -> Self:
-        if self.steps is None and self.seconds is None:
-            raise ValueError("needs at least one of steps and seconds")
-        return self
-
-
-class Keep(ApiModel):
-    """Which verified checkpoints are kept. The one that an attempt would resume from is always kept."""
-
-    last: Annotated[int, Field(ge=2, le=1000)] = 5
-    """How many of the newest verified checkpoints are kept; at least 2, so that a damaged one has an older one behind it."""
-    every_steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
-    """Also keep every checkpoint whose step is a multiple of this, for ever."""
-
-
-class Checkpoint(ApiModel):
-    """Where checkpoints are kept, how often they are made, and which of them stay."""
-
-    store: Annotated[str, Field(max_length=256)]
-    """Where checkpoints live: file:///<path>, a path in the trainer container on a volume that all workers share. Immutable."""
-    run: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """Name of the directory in the store; default <namespace>.<name>. A job deleted and applied again goes on with it. Immutable."""
-    start_fresh: bool = False
-    """Once per job, begin at step 0 beside what the run's directory holds. The older checkpoints stay there and are not used any more."""
-    every: Every = Every(seconds=1800)
-    """When to save; acts at the next attempt."""
-    keep: Keep = Keep()
-    """Which verified checkpoints are kept; acts at the next attempt."""
-
-    @field_validator("store")
-    @classmethod
-    def _is_a_store_that_works(cls, value: str) -> str:
-        if not value.startswith(FILE_SCHEME):
-            raise ValueError(f"{value!r} cannot be used: only file:///<path> works in this version, s3:// does not")
-        path = value.removeprefix(FILE_SCHEME)
-        if not path.startswith("/") or path == "/" or ".." in PurePosixPath(path).parts:
-            raise ValueError(f"{value!r} is not file:///<path> with an absolute path below / and without '..'")
-        return value.rstrip("/")
-
-    @field_validator("run")
-    @classmethod
-    def _is_a_run_name(cls, value: str | None) -> str | None:
-        if value is not None and not is_run_name(value):
-            raise ValueError(f"{value!r} is not [a-z0-9][a-z0-9._-]{{0,127}} without '..'")
-        return value
-
-    @property
-    def path(self) -> str:
-        """The store's absolute path in the trainer container."""
-        return self.store.removeprefix(FILE_SCHEME)
 
 
 class Budgets(ApiModel):
@@ -160,17 +95,10 @@ class JobSpec(ApiModel):
         return self
 
     @model_validator(mode="after")
-    def _keeps_checkpoints_on_a_volume_that_stays(self) -> Self:
-        path = self.checkpoint.path
-        mount = pod_template.find_mount(self.template, path)
-        if mount is None:
-            raise ValueError(f"checkpoint.store: {path} is on no volume of the trainer container: it would be lost with the pod")
-        for source in NOT_SHARED_VOLUMES:
-            if source in mount.volume:
-                raise ValueError(
-                    f"checkpoint.store: {path} is on volume {mount.volume.get('name')!r} of type {source}: not shared or not kept; "
-                    "use a persistentVolumeClaim, nfs, csi or hostPath volume"
-                )
+    def _keeps_checkpoints_on_volumes_that_fit(self) -> Self:
+        error = volumes.find_volume_error(self.template, self.checkpoint)
+        if error:
+            raise ValueError(error)
         return self
 
     @property

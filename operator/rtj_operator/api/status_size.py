@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, TypeVar
 
+from trainer_runtime.contract.beat import SHARED_TIERS, Level
+
 MAX_STATUS_BYTES: Final = 50_000
 """Of compact UTF-8 JSON."""
 NEWEST_KNOWN: Final = 20
@@ -128,7 +130,7 @@ _SHORTENINGS: Final[tuple[Callable[[dict[str, Any]], bool], ...]] = (
 
 def _is_good(record: dict[str, Any]) -> bool:
     lost = record.get("abandoned") or record.get("quarantined") is not None or record.get("deleting")
-    return not lost and record.get("level") == "verified"
+    return not lost and record.get("level") == Level.VERIFIED.value and record.get("tier") in {tier.value for tier in SHARED_TIERS}
 
 
 def _shorten_text(holder: dict[str, Any], key: str) -> bool:

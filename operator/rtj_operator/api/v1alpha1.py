@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rtj_operator.api.checkpoint_spec import Archive, Best, Checkpoint, Every, Keep, Local, ResumeFrom, S3Settings
 from rtj_operator.api.checkpoints import (
     AttemptResume,
     AttemptSettings,
@@ -16,13 +17,15 @@ from rtj_operator.api.checkpoints import (
 from rtj_operator.api.conditions import Condition, ConditionStatus, ConditionType
 from rtj_operator.api.incidents import BudgetBucket, Charge, Confidence, EvidenceStatus, ExcludedNode, Failure, Restarts
 from rtj_operator.api.job import Job
-from rtj_operator.api.spec import Budgets, Checkpoint, Every, JobSpec, Keep, NodeRemediation, Recovery
+from rtj_operator.api.spec import Budgets, JobSpec, NodeRemediation, Recovery
 from rtj_operator.api.status import Ending, JobPhase, JobStatus, Launch, Progress, StopReason, Workers
 
 __all__ = [
+    "Archive",
     "AttemptResume",
     "AttemptSettings",
     "AttemptStart",
+    "Best",
     "BudgetBucket",
     "Budgets",
     "Charge",
@@ -44,13 +47,16 @@ __all__ = [
     "JobStatus",
     "Keep",
     "Launch",
+    "Local",
     "NewestCheckpoint",
     "NodeRemediation",
     "Progress",
     "Recovery",
     "Restarts",
+    "ResumeFrom",
     "ResumedFrom",
     "RunStatus",
+    "S3Settings",
     "SaveFailureStatus",
     "StopReason",
     "Workers",

@@ -40,7 +40,7 @@ def conditions_of(
         ConditionType.RUNNING: running,
         ConditionType.RECOVERING: _recovering(status, is_running),
         ConditionType.HEARTBEATS_REACHABLE: _heartbeats(status, observation, workers, now, policy),
-        ConditionType.CHECKPOINT_HEALTHY: _checkpoint(status, is_running),
+        ConditionType.CHECKPOINT_HEALTHY: _checkpoint(status, observation, is_running),
         ConditionType.NODE_REMEDIATION: _node_remediation(status, observation, now, policy),
         ConditionType.COMPLETE: _ended(status, JobPhase.SUCCEEDED),
         ConditionType.FAILED: _ended(status, JobPhase.FAILED),
@@ -128,7 +128,10 @@ def _heartbeats(status: JobStatus, observation: Observation, workers: tuple[Work
     return Stated(TRUE, Reason.BEATS_ARRIVE) if workers and all(worker.beat is not None for worker in workers) else None
 
 
-def _checkpoint(status: JobStatus, is_running: bool) -> Stated:
+def _checkpoint(status: JobStatus, observation: Observation, is_running: bool) -> Stated:
+    is_starting = not is_running and status.stopping_since is None and not status.phase.is_terminal
+    if observation.store.problem and is_starting:
+        return Stated(FALSE, Reason.STORE_UNAVAILABLE, f"the operator chooses from what was reported: {observation.store.problem}")
     last = status.last_failure
     if last is not None and last.cause == causes.STORE_UNAVAILABLE and not is_running and not status.phase.is_terminal:
         reason = Reason.STORE_MISMATCH if "fence" in last.message else Reason.STORE_UNAVAILABLE

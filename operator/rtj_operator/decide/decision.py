@@ -138,6 +138,8 @@ def _launch_when_allowed(draft: Draft, observation: Observation, spec: JobSpec, 
         return draft.wake(after)
     if launch.validity(observation, draft.status).status is not ConditionStatus.TRUE:
         return draft.wake(now + timedelta(seconds=policy.retry_seconds))
+    if observation.store.is_awaited:
+        return draft.wake(now + timedelta(seconds=policy.retry_seconds))
     draft = launch.launch_attempt(draft, observation, spec, now)
     return draft.with_status(lifecycle.finished(draft.status, now)) if draft.status.ending is not None else draft
 

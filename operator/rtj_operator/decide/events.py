@@ -12,6 +12,7 @@ from rtj_operator.api.reasons import ConditionReason, EventReason
 from rtj_operator.api.v1alpha1 import Condition, ConditionStatus, ConditionType, JobPhase, JobStatus, StopReason
 from rtj_operator.decide.draft import MAX_EVENT_CHARACTERS
 from rtj_operator.decide.plan import JobEvent
+from trainer_runtime.contract.assignment import ResumeMode
 
 
 def transitions(before: JobStatus, after: JobStatus) -> tuple[JobEvent, ...]:
@@ -31,7 +32,7 @@ def _attempts(before: JobStatus, after: JobStatus) -> Iterator[JobEvent]:
     if after.attempt == before.attempt:
         return
     point = after.resume_point
-    start = f"from step {point.step} of attempt {point.attempt}" if point is not None else "from step 0"
+    start = "from step 0" if point is None else f"from {point.in_words}"
     if before.start_time is None:
         yield JobEvent(EventReason.STARTED, f"attempt {after.attempt} starts {start} with {after.workers.desired} workers")
     elif before.gang == 0:
@@ -41,8 +42,12 @@ def _attempts(before: JobStatus, after: JobStatus) -> Iterator[JobEvent]:
         why = f" after {failure.cause}" if failure is not None else ""
         yield JobEvent(EventReason.RESTARTING, f"attempt {after.attempt} starts {start}{why}")
     if point is not None:
-        yield JobEvent(EventReason.RESUMED_FROM, f"attempt {after.attempt} resumes from step {point.step}: {point.uri}")
-    resumed = point.step if point is not None else 0
+        how = "resumes from" if point.mode is ResumeMode.STRICT else "takes the weights of"
+        yield JobEvent(EventReason.RESUMED_FROM, f"attempt {after.attempt} {how} step {point.step}: {point.uri}")
+    if after.run.ignored_source is not None and after.run.ignored_source != before.run.ignored_source:
+        text = f"spec.checkpoint.resumeFrom {after.run.ignored_source} is ignored: the run has checkpoints of its own"
+        yield JobEvent(EventReason.RESUME_FROM_IGNORED, text)
+    resumed = point.begins_at if point is not None else 0
     if after.high_water_step is not None and resumed < after.high_water_step:
         yield JobEvent(
             EventReason.ROLLED_BACK,

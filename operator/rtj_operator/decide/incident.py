@@ -63,7 +63,8 @@ def wish_of(failure: Failure) -> NodeWish:
 def _failure(case: Case, row: Row, ruling: Ruling, status: JobStatus, observation: Observation, now: datetime, policy: Policy) -> Failure:
     verdict = case.verdict
     step = verdict.step
-    newest = status.checkpoint.step if status.checkpoint is not None else 0
+    begun = status.resume_point.begins_at if status.resume_point is not None else 0
+    newest = status.checkpoint.step if status.checkpoint is not None else begun
     reached = max((worker.step for worker in case.workers if worker.step is not None), default=step)
     return Failure(
         attempt=status.attempt,

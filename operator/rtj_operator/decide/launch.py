@@ -14,7 +14,7 @@ from rtj_operator.decide.draft import Draft
 from rtj_operator.decide.observation import Observation
 from rtj_operator.decide.plan import CreatePod, CreateService, DeletePod
 from rtj_operator.decide.resume_choice import choose_resume
-from rtj_operator.decide.stopping import running_pods
+from rtj_operator.decide.stopping import is_live, running_pods
 from rtj_operator.decide.workers import Worker
 
 
@@ -54,16 +54,27 @@ def with_template_check(status: JobStatus, observation: Observation) -> JobStatu
     return status.evolve(template_checked_generation=generation)
 
 
+def awaits_resume_point(observation: Observation, now: datetime) -> bool:
+    """Say whether the next attempt may be launched now, so that its resume point is about to be chosen."""
+    job = observation.job
+    status, after = job.status, job.status.next_launch_after
+    if job.spec is None or job.spec.suspend or job.is_finished or is_live(status) or running_pods(observation.pods):
+        return False
+    return (after is None or after <= now) and validity(observation, status).status is ConditionStatus.TRUE
+
+
 def launch_attempt(draft: Draft, observation: Observation, spec: JobSpec, now: datetime) -> Draft:
     """Record the next attempt and create its gang; or end the job when it has checkpoints and none can be used."""
     status, job = draft.status, observation.job
-    choice = choose_resume(status, spec.checkpoint.start_fresh, job.uid)
+    choice = choose_resume(status, spec.checkpoint.start_fresh, job.uid, spec.checkpoint.resume_from)
     if choice.problem:
         ending = Ending(succeeded=False, reason=ConditionReason.NO_USABLE_CHECKPOINT, message=choice.problem)
         return draft.change(ending=ending)
     attempt = max(status.attempt, status.run.fence or 0) + 1
     point = choice.point
-    start = AttemptStart(attempt=attempt, step=point.step if point is not None else None)
+    start = AttemptStart(attempt=attempt, step=point.step if point is not None and not point.foreign else None)
+    source = spec.checkpoint.resume_from
+    ignored_source = source.uri if source is not None and point is not None and not point.foreign else status.run.ignored_source
     draft = draft.change(
         attempt=attempt,
         gang=attempt,
@@ -78,7 +89,7 @@ def launch_attempt(draft: Draft, observation: Observation, spec: JobSpec, now: d
         next_launch_after=None,
         done_workers=(),
         done_since=None,
-        run=status.run.evolve(starts=ledger.with_start(status.run.starts, start)),
+        run=status.run.evolve(starts=ledger.with_start(status.run.starts, start), ignored_source=ignored_source),
         start_time=status.start_time or now,
         active_since=status.active_since or now,
         selector=selector_text(job.uid),

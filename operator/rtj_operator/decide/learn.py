@@ -25,11 +25,12 @@ SAVE_FAILED_EVENT_EVERY: Final = timedelta(minutes=5)
 def learn(status: JobStatus, observation: Observation, workers: tuple[Worker, ...], now: datetime, policy: Policy) -> JobStatus:
     """Return the status with everything this observation teaches."""
     job = observation.job
-    status = ledger.merge(status, (*observation.store.records, *_inventory(observation)), job.run, now)
+    told = (*observation.store.records, *observation.store.found, *_inventory(observation))
+    status = ledger.merge(status, told, job.run, now)
     status = _with_save_failure(status, job.status, workers, now)
     status = _with_lost_attempts(_with_fences(status, observation, workers), observation)
     proposals = [proposal for worker in workers if worker.index == 0 and worker.beat for proposal in worker.beat.beat.delete_proposals]
-    status = ledger.mark_deleting(ledger.refreshed(status, now), proposals, job.run, now)
+    status = ledger.mark_deleting(ledger.refreshed(status, now), proposals, job.run, observation.sources, now)
     status = status.evolve(excluded_nodes=node_policy.refreshed(status.excluded_nodes, job, observation.nodes, now))
     if workers and status.seen_gang != status.gang and all(worker.pod is not None for worker in workers):
         status = status.evolve(seen_gang=status.gang)
@@ -52,7 +53,7 @@ def _inventory(observation: Observation) -> tuple[CheckpointRecord, ...]:
 def _with_fences(status: JobStatus, observation: Observation, workers: tuple[Worker, ...]) -> JobStatus:
     """A worker that is past its start, or a checkpoint that this attempt reports, proves that the attempt's fence stands.
 
-    What an inventory shows proves nothing: another job's attempts have the same numbers.
+    What is seen in the store proves nothing, by whomever: another job's attempts have the same numbers.
     """
     job = observation.job
     is_past_start = any(worker.trains or worker.is_done for worker in workers)

@@ -1,11 +1,12 @@
 """What the status knows about checkpoints: records merged, quarantine, abandonment, retention's marks.
 
-A record's key is (step, attempt). It never becomes less than it was: verified stays verified, abandoned and quarantined stay so.
+A record's key is (step, attempt). It never becomes less than it was: verified stays verified, abandoned and quarantined stay so. Of several
+copies it names the one a gang would use: one within reach of all pods, then a verified one, then the nearest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Final
 
@@ -13,7 +14,7 @@ from rtj_operator.api.checkpoints import MAX_STARTS
 from rtj_operator.api.status_size import newest_known
 from rtj_operator.api.v1alpha1 import AttemptStart, CheckpointRecordStatus, JobStatus, NewestCheckpoint
 from rtj_operator.decide.resume_choice import newest_verified
-from trainer_runtime.contract.beat import CheckpointRecord, Level, RecordKey
+from trainer_runtime.contract.beat import SHARED_TIERS, CheckpointRecord, Level, RecordKey, Tier
 
 PROTECTED_GOOD: Final = 2
 """The newest good ones that retention may never take, whatever a worker proposes."""
@@ -35,7 +36,7 @@ def refreshed(status: JobStatus, now: datetime) -> JobStatus:
         record if record.abandoned or not is_abandoned(record, status.run.starts) else record.evolve(abandoned=True)
         for record in status.checkpoints
     ]
-    resumed = (status.resume_point.step, status.resume_point.attempt) if status.resume_point is not None else None
+    resumed = _resumed(status)
     kept = newest_known(records, resumed)
     newest = newest_verified(kept)
     status = status.evolve(checkpoints=kept, checkpoint=_newest(newest, now) if newest is not None else None)
@@ -71,23 +72,41 @@ def quarantine(status: JobStatus, step: int, attempt: int, reason: str, now: dat
     return refreshed(status.evolve(checkpoints=records), now)
 
 
-def mark_deleting(status: JobStatus, proposals: Iterable[RecordKey], run: str, now: datetime) -> JobStatus:
+def mark_deleting(
+    status: JobStatus, proposals: Iterable[RecordKey], run: str, sources: Collection[tuple[int, int]], now: datetime
+) -> JobStatus:
     """Return the status in which retention's proposals may never be chosen again, so that deleting them can be granted.
 
-    The newest good ones and the present resume point are kept whatever was proposed.
+    Kept whatever was proposed: the newest good ones, the present resume point, tagged ones, and ``sources``: the (step, attempt) that
+    other jobs begin with. A proposal speaks of one tier, so a copy elsewhere is not touched by it.
     """
-    wanted = {(proposal.step, proposal.attempt) for proposal in proposals if proposal.run == run}
+    wanted = {(proposal.step, proposal.attempt, proposal.tier) for proposal in proposals if proposal.run == run}
     if not wanted:
         return status
     good = [record for record in status.checkpoints if record.is_good and record.is_verified]
-    protected = {(record.step, record.attempt) for record in sorted(good, key=_key, reverse=True)[:PROTECTED_GOOD]}
-    if status.resume_point is not None:
-        protected.add((status.resume_point.step, status.resume_point.attempt))
+    protected = {_key(record) for record in sorted(good, key=_key, reverse=True)[:PROTECTED_GOOD]} | set(sources)
+    resumed = _resumed(status)
+    if resumed is not None:
+        protected.add(resumed)
     records = tuple(
-        record.evolve(deleting=True) if _key(record) in wanted - protected and not record.deleting else record
+        record.evolve(deleting=True)
+        if (*_key(record), record.tier) in wanted and _key(record) not in protected and not (record.tagged or record.deleting)
+        else record
         for record in status.checkpoints
     )
     return refreshed(status.evolve(checkpoints=records), now)
+
+
+def holds(status: JobStatus, record: CheckpointRecord, now: datetime) -> bool:
+    """Say whether the status has a record of that checkpoint which this one adds nothing to."""
+    known = next((known for known in status.checkpoints if _key(known) == (record.step, record.attempt)), None)
+    return known is not None and _merged(known, record, now) == known
+
+
+def _resumed(status: JobStatus) -> tuple[int, int] | None:
+    """Return the key of the present resume point when it is one of this run's checkpoints."""
+    point = status.resume_point
+    return (point.step, point.attempt) if point is not None and not point.foreign else None
 
 
 def _key(record: CheckpointRecordStatus) -> tuple[int, int]:
@@ -106,15 +125,20 @@ def _merged(before: CheckpointRecordStatus | None, record: CheckpointRecord, now
             tier=record.tier,
             verified_at=verified_at,
             abandoned=record.abandoned,
+            tagged=record.tagged,
         )
-    if record.abandoned and not before.abandoned:
-        before = before.evolve(abandoned=True)
+    before = before.evolve(abandoned=before.abandoned or record.abandoned, tagged=before.tagged or record.tagged)
     if before.manifest_sha256 != record.manifest_sha256:
         reason = f"disagreement: reported with manifest {before.manifest_sha256[:12]} and {record.manifest_sha256[:12]}"
         return before.evolve(quarantined=before.quarantined or reason)
-    if record.level is Level.VERIFIED and not before.is_verified:
-        return before.evolve(level=Level.VERIFIED, verified_at=verified_at)
-    return before
+    if _worth(record.tier, record.level) <= _worth(before.tier, before.level):
+        return before
+    return before.evolve(tier=record.tier, uri=record.uri, level=record.level, verified_at=verified_at)
+
+
+def _worth(tier: Tier, level: Level) -> tuple[bool, bool, int]:
+    """How good a copy is for a new gang: within reach, proven, near."""
+    return (tier in SHARED_TIERS, level is Level.VERIFIED, -list(Tier).index(tier))
 
 
 def _newest(record: CheckpointRecordStatus, now: datetime) -> NewestCheckpoint:

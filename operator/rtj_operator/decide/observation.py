@@ -179,10 +179,16 @@ class CreateRefusal:
 
 @dataclass(frozen=True)
 class StoreView:
-    """What the manifest store adds to ``status.checkpoints``: records that beats reported and no status write holds yet."""
+    """What adds to ``status.checkpoints``: what beats reported and no status write holds yet, and what a look at the store found."""
 
     records: tuple[CheckpointRecord, ...] = ()
-    """In the order of arrival."""
+    """Told by beats, in the order of arrival."""
+    found: tuple[CheckpointRecord, ...] = ()
+    """Read in the store itself, for the choice of a resume point. Empty when the operator may not read that store."""
+    is_awaited: bool = False
+    """The store can be read and no look at it is fresh: a choice waits for it. The look is bounded in time, and wakes the job."""
+    problem: str = ""
+    """Why the last look at the store found nothing out; the choice is made from what was reported."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +207,8 @@ class Observation:
     """Why the spec cannot be used, with the field's path; empty when it can."""
     service_exists: bool = False
     run_owner: RunOwner | None = None
+    sources: frozenset[tuple[int, int]] = frozenset()
+    """The (step, attempt) of this run that live jobs name in spec.checkpoint.resumeFrom: never deleted."""
     live_job_uids: frozenset[str] = frozenset()
     """Uids of all jobs that exist and are not finished."""
     ending_job_uids: frozenset[str] = frozenset()

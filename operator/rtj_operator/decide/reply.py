@@ -1,20 +1,24 @@
-"""What a worker is told in answer to its beat: a function of status and beat alone, so that a restarted operator says the same again."""
+"""What a worker is told in answer to its beat: a function of specs, status and beat, so that a restarted operator says the same again."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from rtj_operator.api.status_size import NEWEST_GOOD, NEWEST_KNOWN
 from rtj_operator.api.v1alpha1 import Job, JobStatus, Launch, StopReason
 from rtj_operator.build.assignment import assignment_for
-from rtj_operator.decide import stopping
+from rtj_operator.decide import ledger, stopping
 from rtj_operator.decide.run_claim import fence_owner
 from rtj_operator.decide.watch import hold_news
-from trainer_runtime.contract.beat import Beat, Directive, Level, Phase, RecordKey, Reply
+from trainer_runtime.contract.beat import SHARED_TIERS, Beat, Directive, Phase, RecordKey, Reply
 
 
-def reply(job: Job, beat: Beat, now: datetime) -> Reply:
-    """Return the answer to one beat of a worker of this job. Raises nothing for a beat that passed the server."""
+def reply(job: Job, beat: Beat, sources: Collection[tuple[int, int]], now: datetime) -> Reply:
+    """Return the answer to one beat of a worker of this job. Raises nothing for a beat that passed the server.
+
+    ``sources``: the (step, attempt) of this run that other jobs' specs begin with.
+    """
     status = job.status
     is_present = beat.attempt == status.attempt and status.gang > 0
     knows_worker = job.spec is not None and beat.worker_index < job.spec.workers and status.gang > 0
@@ -25,11 +29,11 @@ def reply(job: Job, beat: Beat, now: datetime) -> Reply:
         received_at=now.timestamp(),
         assignment=assignment_for(job, beat.worker_index, status) if knows_worker and may_go_on else None,
         acked=tuple(
-            RecordKey(record.run, record.step, record.attempt, record.level)
+            RecordKey(record.run, record.step, record.attempt, record.level, record.tier)
             for record in beat.records
-            if record.run != job.run or _holds(status, record.step, record.attempt, record.level)
+            if record.run != job.run or ledger.holds(status, record, now) or _is_forgotten(status, record.step, record.attempt)
         ),
-        may_delete=tuple(key for key in beat.delete_proposals if is_present and key.run == job.run and _may_delete(status, key)),
+        may_delete=tuple(key for key in beat.delete_proposals if is_present and key.run == job.run and _may_delete(status, key, sources)),
     )
 
 
@@ -57,17 +61,16 @@ def _must_hold(job: Job, beat: Beat, now: datetime) -> bool:
     return status.stopping_since is not None or is_owned or bool(hold_news(status, beat, job, now))
 
 
-def _holds(status: JobStatus, step: int, attempt: int, level: Level) -> bool:
-    """Whether the status holds the record at that level, or would not keep it because it is too old."""
-    record = next((known for known in status.checkpoints if (known.step, known.attempt) == (step, attempt)), None)
-    if record is None:
-        return _is_forgotten(status, step, attempt)
-    return record.is_verified or level is Level.COMMITTED
-
-
-def _may_delete(status: JobStatus, key: RecordKey) -> bool:
+def _may_delete(status: JobStatus, key: RecordKey, sources: Collection[tuple[int, int]]) -> bool:
+    """Whether the mark of that copy is written, or the status never looks at it: too old to be kept, or out of a new gang's reach."""
+    if key.tier not in SHARED_TIERS:
+        return True
+    if (key.step, key.attempt) in sources:
+        return False
     record = next((known for known in status.checkpoints if (known.step, known.attempt) == (key.step, key.attempt)), None)
-    return record.deleting if record is not None else _is_forgotten(status, key.step, key.attempt)
+    if record is None:
+        return _is_forgotten(status, key.step, key.attempt)
+    return record.deleting and record.tier is key.tier
 
 
 def _is_forgotten(status: JobStatus, step: int, attempt: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rtj_operator.api.v1alpha1 import AttemptResume, CheckpointRecordStatus, JobStatus
+from rtj_operator.api.v1alpha1 import AttemptResume, CheckpointRecordStatus, JobStatus, ResumeFrom
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,23 @@ class ResumeChoice:
     """Why the job cannot go on: checkpoints were committed and none can be used."""
 
 
-def choose_resume(status: JobStatus, start_fresh: bool, job_uid: str) -> ResumeChoice:
-    """Choose for the attempt after ``status``. ``start_fresh`` is the spec's wish; it acts once per job uid."""
+def choose_resume(status: JobStatus, start_fresh: bool, job_uid: str, source: ResumeFrom | None = None) -> ResumeChoice:
+    """Choose for a new gang after ``status``. ``start_fresh`` is the spec's wish; it acts once per job uid.
+
+    ``source``: the checkpoint of another run to begin with, while this run has committed none on its lineage. Copies that only the pods of
+    the last gang reached are as good as none.
+    """
     if start_fresh and status.run.start_fresh_used_by != job_uid:
         return ResumeChoice(starts_fresh=True)
     usable = newest_verified(status.checkpoints) or newest_committed(status.checkpoints)
     if usable is not None:
         return ResumeChoice(point=resume_point(usable))
-    lost = [record for record in status.checkpoints if not record.abandoned and not record.deleting]
+    lost = [record for record in status.checkpoints if record.is_shared and not record.abandoned and not record.deleting]
     if lost:
         named = "; ".join(f"step {record.step} of attempt {record.attempt}: {record.quarantined}" for record in lost[:5])
         return ResumeChoice(problem=f"every checkpoint of the run is quarantined: {named}")
+    if source is not None:
+        return ResumeChoice(point=foreign_point(source))
     # Nothing was ever committed on the lineage. What left it may still lie in the directory, and the worker must not take it for lost work.
     has_left = any(record.abandoned for record in status.checkpoints)
     return ResumeChoice(starts_fresh=has_left or status.run.start_fresh_used_by == job_uid)
@@ -50,6 +56,12 @@ def newest_committed(records: Iterable[CheckpointRecordStatus]) -> CheckpointRec
 def resume_point(record: CheckpointRecordStatus) -> AttemptResume:
     """Return a record as the point an attempt starts from."""
     return AttemptResume(step=record.step, attempt=record.attempt, uri=record.uri, manifest_sha256=record.manifest_sha256)
+
+
+def foreign_point(source: ResumeFrom) -> AttemptResume:
+    """Return the checkpoint that a person named as the point an attempt starts from. Its digest nobody knows yet."""
+    name = source.place.name
+    return AttemptResume(step=name.step, attempt=name.attempt, uri=source.uri, mode=source.mode, foreign=True)
 
 
 def _newest(records: Iterable[CheckpointRecordStatus]) -> CheckpointRecordStatus | None:

@@ -98,13 +98,18 @@ def give_up_refused(case: Case) -> Ruling:
 
 
 def quarantine(case: Case) -> Ruling:
-    """Never choose that checkpoint again; the next attempt gets the next older verified one."""
+    """Never choose that checkpoint again; the next attempt gets the next older verified one.
+
+    Behind a source that a person named there is no older one: the run has no checkpoint of its own yet.
+    """
+    resumed = case.status.resume_point
+    if resumed is not None and resumed.foreign:
+        return _fail(ConditionReason.NO_USABLE_CHECKPOINT, f"spec.checkpoint.resumeFrom: {resumed.uri}: {case.verdict.text}")
     report = _first(case, Outcome.DAMAGED)
     damaged = report.checkpoint if report is not None else None
     if damaged is not None:
         reason = f"{damaged.file}: {damaged.reason}" if damaged.file else damaged.reason
         return Ruling("quarantine it, relaunch from the next older one", quarantine=Quarantine(damaged.step, damaged.attempt, reason))
-    resumed = case.status.resume_point
     if resumed is None:
         return relaunch_with_backoff(case)
     named = Quarantine(resumed.step, resumed.attempt, case.verdict.text or "a worker could not use it")

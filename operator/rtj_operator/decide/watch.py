@@ -135,7 +135,8 @@ def hold_news(status: JobStatus, beat: Beat, job: Job, now: datetime) -> str:
         return ""
     known = ledger.merge(status, beat.inventory, job.run, now)
     better = choose_resume(known, False, job.uid).point
-    if better is None or (status.resume_point is not None and better.step <= status.resume_point.step):
+    present = status.resume_point
+    if better is None or (present is not None and not present.foreign and better.step <= present.step):
         return ""
     return f"the store holds step {better.step} of attempt {better.attempt}"
 

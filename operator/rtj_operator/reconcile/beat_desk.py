@@ -1,6 +1,6 @@
 """What happens to a good beat: it is kept, its records enter the ledger, the job is woken if there is news, and the reply goes back.
 
-The reply is computed from status and beat alone (`decide.reply`); nothing a worker says is believed here beyond being written down.
+The reply is computed from specs, status and beat alone (`decide.reply`); nothing a worker says is believed here beyond being written down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from trainer_runtime.contract.beat import Beat, Directive, Reply
 STEP_SECONDS: Final = 10.0
 """A beat that only advanced is looked at that much later at the latest: progress is not written more often."""
 
-Answer = Callable[[Job, Beat, datetime], Reply]
+Answer = Callable[[Job, Beat, frozenset[tuple[int, int]], datetime], Reply]
+"""Takes the job, the beat, the (step, attempt) of its run that other jobs begin with, and now."""
 
 
 class BeatDesk:
@@ -57,4 +58,4 @@ class BeatDesk:
             self._queue.add(job.key)
         elif news is not None and news.advanced:
             self._queue.add(job.key, STEP_SECONDS)
-        return self._reply(job, beat, now)
+        return self._reply(job, beat, self._jobs.sources(job), now)

@@ -57,6 +57,10 @@ class JobCache:
         """Return the other live job that owns this job's run directory, if there is one."""
         return self._runs.find_owner(job, self.by_uid)
 
+    def sources(self, job: Job) -> frozenset[tuple[int, int]]:
+        """Return the (step, attempt) of this job's run that live jobs name in spec.checkpoint.resumeFrom."""
+        return self._runs.sources(job, self.by_uid)
+
     def saw(self, obj: dict[str, Any]) -> Job | None:
         """Take an object from a watch, list or read. Returns the job if it is news, None when a newer version is known already."""
         job = Job.parse(obj)

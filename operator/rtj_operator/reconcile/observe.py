@@ -1,17 +1,19 @@
-"""Puts together what one pass may look at: caches, beats, ledger and the few facts that must be asked for. It judges nothing."""
+"""Puts together what one pass may look at: caches, beats, ledger, store and the few facts that must be asked for. It judges nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.cluster.nodes import NodeCache
 from rtj_operator.cluster.outage import OutageTracker
 from rtj_operator.cluster.pods import PodCache
+from rtj_operator.decide.launch import awaits_resume_point
 from rtj_operator.decide.observation import CreateRefusal, Observation, PodView, StoreView, WorkerBeat
 from rtj_operator.heartbeat.beats import BeatBook
-from rtj_operator.manifests.base import ManifestStore
+from rtj_operator.manifests.base import ManifestStore, StoreReader
 from rtj_operator.reconcile.api_facts import ApiFacts
 from rtj_operator.reconcile.job_cache import JobCache
 from rtj_operator.reconcile.refusals import Refusals
@@ -27,6 +29,7 @@ class Observer:
         nodes: NodeCache,
         beats: BeatBook,
         store: ManifestStore,
+        reader: StoreReader,
         facts: ApiFacts,
         refusals: Refusals,
         outage: OutageTracker,
@@ -36,6 +39,7 @@ class Observer:
         self._nodes = nodes
         self._beats = beats
         self._store = store
+        self._reader = reader
         self._facts = facts
         self._refusals = refusals
         self._outage = outage
@@ -60,7 +64,7 @@ class Observer:
         ended = frozenset(uid for uid in _fence_owners(job, pods, beats) if self._jobs.has_ended(uid))
         ending = frozenset(uid for uid in ended if self._pods.may_run(uid))
         refusals: tuple[CreateRefusal, ...] = self._refusals.of_job(job.uid)
-        return Observation(
+        observation = Observation(
             job=job,
             pods=pods,
             nodes=self._nodes.all(),
@@ -70,6 +74,7 @@ class Observer:
             spec_error=job.spec_error,
             service_exists=service_exists,
             run_owner=self._jobs.run_owner(job),
+            sources=self._jobs.sources(job),
             live_job_uids=self._jobs.live_uids(),
             ending_job_uids=ending,
             ended_job_uids=ended - ending,
@@ -78,6 +83,9 @@ class Observer:
             node_rights=node_rights,
             caches_synced_at=self._synced_at,
         )
+        look = self._reader.look(job, awaits_resume_point(observation, now), now)
+        store = replace(observation.store, found=look.found, is_awaited=look.is_awaited, problem=look.problem)
+        return replace(observation, store=store)
 
     def _is_running(self, pod_uid: str) -> bool:
         record = self._pods.find(pod_uid)

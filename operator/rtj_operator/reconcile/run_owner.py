@@ -1,6 +1,7 @@
-"""Which live job owns a run directory: the one that launched, else the oldest. Two writers would shut each other out by fences.
+"""Which live job owns a run directory, and which checkpoints in it live jobs begin with.
 
-It says who; what a job that is not the owner does is decided in `decide`.
+The owner is the one that launched, else the oldest: two writers would shut each other out by fences. It says who; what a job that is not
+the owner does is decided in `decide`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from datetime import UTC, datetime
 
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.build.errors import UnusableSpec
-from rtj_operator.build.run_key import run_key
+from rtj_operator.build.run_key import run_key, source_key
 from rtj_operator.decide.observation import RunOwner
+from trainer_runtime.contract.layout import StepName
 
 
 class RunIndex:
@@ -21,9 +23,11 @@ class RunIndex:
     def __init__(self) -> None:
         self._key_of: dict[str, str] = {}
         self._uids: dict[str, set[str]] = defaultdict(set)
+        self._source_of: dict[str, tuple[str, StepName]] = {}
 
     def note(self, job: Job) -> None:
-        """Take a job in; one whose spec cannot be used owns nothing."""
+        """Take a job in; one whose spec cannot be used owns nothing. The checkpoint it begins with may change in a spec."""
+        self._note_source(job)
         if job.uid in self._key_of:
             return
         try:
@@ -35,6 +39,7 @@ class RunIndex:
 
     def forget(self, job: Job) -> None:
         """Take out a job that is gone."""
+        self._source_of.pop(job.uid, None)
         key = self._key_of.pop(job.uid, None)
         if key is not None:
             self._uids[key].discard(job.uid)
@@ -50,6 +55,22 @@ class RunIndex:
         live = [rival for rival in rivals if rival is not None and not rival.is_finished]
         owner = min([job, *live], key=_claim)
         return None if owner is job else RunOwner(owner.namespace, owner.name)
+
+    def sources(self, job: Job, by_uid: Callable[[str], Job | None]) -> frozenset[tuple[int, int]]:
+        """Return the (step, attempt) of this job's run that specs of live jobs begin with."""
+        key = self._key_of.get(job.uid)
+        named = ((uid, name) for uid, (run, name) in self._source_of.items() if run == key)
+        return frozenset((name.step, name.attempt) for uid, name in named if (user := by_uid(uid)) is not None and not user.is_finished)
+
+    def _note_source(self, job: Job) -> None:
+        try:
+            source = source_key(job)
+        except UnusableSpec:
+            return  # what it named before stays protected: a spec is seldom broken for long
+        if source is None:
+            self._source_of.pop(job.uid, None)
+        else:
+            self._source_of[job.uid] = source
 
 
 def _claim(job: Job) -> tuple[bool, datetime, str]:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_runtime.checkpoint.lineage import lineage_of
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.layout import StepName
+from trainer_runtime.contract.lineage import lineage_of
 from trainer_runtime.contract.manifest import Fence
 
 

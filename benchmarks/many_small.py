@@ -1,0 +1,95 @@
+"""What ten thousand small tensors cost: staging them, a verified save, and a verified restore, beside DCP's save and load.
+
+    python -m benchmarks.many_small [--json] [--repeats 7] [--tensors 10000]
+
+Each tensor has 256 float32 elements. `stage_us_per_tensor` is the time for which training stands still, by tensor. `save_s` runs until
+the checkpoint is proven; DCP proves nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from benchmarks import measuring, saving
+from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.contract.assignment import ResumePoint
+from trainer_runtime.store.posix import PosixStore
+
+TENSORS = 10_000
+ELEMENTS = 256
+STAGE_BAR_US = 1.0
+
+
+class Contest:
+    """The contestants, each called once per round; a call returns seconds."""
+
+    def __init__(self, directory: Path, tensors: int) -> None:
+        self._directory = directory
+        self._state = {f"tensor{number:05d}": torch.randn(ELEMENTS) for number in range(tensors)}
+        self._snapshot = saving.snapshot_of(self._state)
+        self._attempt = saving.Saving(directory / "ours")
+        self._store = PosixStore(directory / "ours")
+        self._point: ResumePoint | None = None
+        self._number = 0
+        self.stage_seconds: list[float] = []
+
+    def ours_save(self) -> float:
+        def save() -> None:
+            self.stage_seconds.append(self._attempt.stage(self._snapshot))
+            record = self._attempt.wait().record
+            assert record is not None
+            self._point = ResumePoint(record.step, record.attempt, record.uri, record.manifest_sha256)
+
+        return saving.timed(save)
+
+    def ours_load(self) -> float:
+        point = self._point
+        assert point is not None
+        return saving.timed(lambda: open_checkpoint(self._store, point).fill(self._snapshot.leaves, 0))
+
+    def dcp_save(self) -> float:
+        self._number += 1
+        return saving.timed(lambda: dcp.save(self._state, checkpoint_id=self._directory / f"dcp{self._number}", no_dist=True))
+
+    def dcp_load(self) -> float:
+        return saving.timed(lambda: dcp.load(self._state, checkpoint_id=self._directory / f"dcp{self._number}", no_dist=True))
+
+    def close(self) -> None:
+        self._attempt.close()
+
+
+def main() -> int:
+    """Measure, print a table and one JSON line."""
+    parser = measuring.options(__doc__)
+    parser.add_argument("--tensors", type=int, default=TENSORS)
+    parser.add_argument("--directory", help="on which disk; default: where temporary files go")
+    given = parser.parse_args()
+    with saving.scratch(given.directory) as directory:
+        contest = Contest(directory, given.tensors)
+        contest.ours_save(), contest.dcp_save()
+        results = measuring.take_turns({"save_s": contest.ours_save, "dcp_save_s": contest.dcp_save}, given.repeats)
+        contest.ours_load(), contest.dcp_load()
+        results |= measuring.take_turns({"load_s": contest.ours_load, "dcp_load_s": contest.dcp_load}, given.repeats)
+        contest.close()
+    stage_us = [seconds / given.tensors * 1e6 for seconds in contest.stage_seconds[1:]]
+    values: dict[str, Any] = {
+        "tensors": given.tensors,
+        "repeats": given.repeats,
+        "stage_us_per_tensor": measuring.spread(stage_us),
+        **{name: measuring.spread(seconds) for name, seconds in results.items()},
+        "stage_us_per_tensor_bar": STAGE_BAR_US,
+    }
+    values["bars"] = [measuring.bar("microseconds staged per tensor", values["stage_us_per_tensor"]["median"], at_most=STAGE_BAR_US)]
+    for key, value in values.items():
+        print(f"{key:<28} {value}")
+    print(measuring.json_line("many_small", values))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

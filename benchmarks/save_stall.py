@@ -1,0 +1,118 @@
+"""For how long a save stops training: ours, a plain copy of the same bytes, and DCP's asynchronous save in two ways.
+
+    python -m benchmarks.save_stall [--json] [--repeats 7] [--gigabytes 2]
+
+`memcpy_s` copies into warm memory, with as many threads. `dcp_async_default_s` is `async_save` as people call
+it; `dcp_async_reused_stager_s` passes one long-lived stager. Each round ends every save before the next begins.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from benchmarks import measuring, saving
+
+MEMCPY_BAR = 1.2
+"""Most that ours, and the first one of an attempt, may take of a plain copy's time."""
+DCP_BAR = 10.0
+"""Least by which ours is below DCP's default."""
+
+
+class Contest:
+    """The contestants, each called once per round; a call returns the seconds for which the caller stood still."""
+
+    def __init__(self, directory: Path, gigabytes: float) -> None:
+        self._directory = directory
+        self._state = saving.make_state(gigabytes)
+        self._snapshot = saving.snapshot_of(self._state)
+        self._copy = torch.zeros(saving.size_of(self._state) // 4)
+        self._parts = list(self._copy.split([tensor.numel() for tensor in self._state.values()]))
+        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        self._number = 0
+        self.first: list[float] = []
+
+    def ours(self) -> float:
+        """A fresh attempt's first save, kept apart, then its third: by then both generations were used."""
+        attempt = saving.Saving(self._directory / "ours")
+        attempt.engine.prepare(self._snapshot)
+        self.first.append(attempt.stage(self._snapshot))
+        attempt.wait()
+        seconds = attempt.stage(self._snapshot)
+        attempt.wait()
+        attempt.close()
+        saving.forget(self._directory / "ours")
+        return seconds
+
+    def memcpy(self) -> float:
+        """Copy the same bytes once more."""
+
+        def copy() -> None:
+            for part, tensor in zip(self._parts, self._state.values(), strict=True):
+                part.copy_(tensor.view(-1))
+
+        copy()
+        return saving.timed(copy)
+
+    def dcp_async_default(self) -> float:
+        """`async_save` with nothing but a place."""
+        return self._dcp()
+
+    def dcp_async_reused_stager(self) -> float:
+        """`async_save` with a stager that was used before."""
+        return self._dcp(async_stager=self._stager)
+
+    def _dcp(self, **more: Any) -> float:
+        self._number += 1
+        path = self._directory / f"dcp{self._number}"
+        futures: list[Any] = []
+        seconds = saving.timed(lambda: futures.append(dcp.async_save(self._state, checkpoint_id=path, **more)))
+        futures[0].result()
+        saving.forget(path)
+        return seconds
+
+
+def main() -> int:
+    """Measure, print a table and one JSON line."""
+    parser = measuring.options(__doc__)
+    parser.add_argument("--gigabytes", type=float, default=saving.GIGABYTES)
+    parser.add_argument("--directory", help="on which disk; default: where temporary files go")
+    given = parser.parse_args()
+    with saving.scratch(given.directory) as directory, saving.alone_in_a_group(directory):
+        contest = Contest(directory, given.gigabytes)
+        contest.dcp_async_reused_stager()  # the stager's first use allocates what it reuses
+        results = measuring.take_turns(
+            {
+                "ours_s": contest.ours,
+                "memcpy_s": contest.memcpy,
+                "dcp_async_default_s": contest.dcp_async_default,
+                "dcp_async_reused_stager_s": contest.dcp_async_reused_stager,
+            },
+            given.repeats,
+        )
+    results["first_save_s"] = contest.first
+    for name, measured in results.items():
+        print(f"{name:<28} {measuring.spread(measured)}")
+    values: dict[str, Any] = {
+        "gigabytes": given.gigabytes,
+        "tensors": saving.TENSORS,
+        "threads": torch.get_num_threads(),
+        "repeats": given.repeats,
+        **{name: measuring.spread(measured) for name, measured in results.items()},
+        "ours_to_memcpy": measuring.ratio(results["ours_s"], results["memcpy_s"]),
+        "first_to_memcpy": measuring.ratio(results["first_save_s"], results["memcpy_s"]),
+        "memcpy_bar": MEMCPY_BAR,
+        "dcp_default_to_ours": measuring.ratio(results["dcp_async_default_s"], results["ours_s"]),
+        "dcp_bar": DCP_BAR,
+    }
+    print(measuring.json_line("save_stall", values))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

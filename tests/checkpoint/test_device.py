@@ -1,0 +1,60 @@
+"""Staging from a GPU. Needs one: deselected where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trainer_runtime.checkpoint.device import DeviceCopier
+from trainer_runtime.checkpoint.plan import Planner
+from trainer_runtime.checkpoint.stage import Filled, Stage
+from trainer_runtime.errors import SaveFailed
+from trainer_runtime.state.leaves import Kind, Leaf
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+ELEMENTS = 64 * 1024 * 1024
+
+
+def parameter() -> torch.Tensor:
+    return torch.nn.Parameter(torch.ones(ELEMENTS, device="cuda"))
+
+
+def filled(stage: Stage, tensor: torch.Tensor) -> tuple[Filled, torch.Tensor]:
+    """Begin to stage, and return where the bytes will be."""
+    leaf = Leaf("model/w", tensor, Kind.MODEL, True, requires_grad=True)
+    plan = Planner(0, 1).plan([leaf])
+    done = stage.fill(plan, [leaf])
+    (file,) = plan.files
+    begin = file.stage_offset + len(file.header)
+    image = stage.arena.generation(done.generation)[begin : begin + tensor.nbytes]
+    return done, torch.frombuffer(image, dtype=torch.float32)
+
+
+def test_an_optimizer_step_waits_for_the_copy() -> None:
+    weight = parameter()
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.ones_like(weight)
+    done, image = filled(Stage(), weight)
+    assert done.pending is not None
+    optimizer.step()
+    done.pending.wait()
+    assert bool((image == 1.0).all())
+    assert bool((weight == 0.0).all())
+
+
+def test_a_change_without_an_optimizer_refuses_the_save() -> None:
+    weight = parameter()
+    done, _image = filled(Stage(), weight)
+    assert done.pending is not None
+    with torch.no_grad():
+        weight.add_(1.0)
+    with pytest.raises(SaveFailed, match="model/w: was changed while it was staged"):
+        done.pending.wait()
+
+
+def test_the_stage_is_pinned() -> None:
+    stage = Stage()
+    filled(stage, parameter())
+    assert isinstance(stage._device, DeviceCopier)
+    assert torch.frombuffer(stage.arena.memory, dtype=torch.uint8).is_pinned()

@@ -1,0 +1,102 @@
+"""Staging takes what the tensors hold at this moment, whatever was done to them since the last time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.checkpoint.world import shared
+from trainer_runtime.checkpoint.pieces import SavePlan
+from trainer_runtime.checkpoint.plan import Planner
+from trainer_runtime.checkpoint.stage import SMALL_BYTES, Stage
+from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.state.leaves import Leaf
+
+
+def tensors() -> list[torch.Tensor]:
+    """Many small ones of two types, an empty one, numbers, and some that are too large to be gathered."""
+    small = [torch.arange(12.0).reshape(3, 4) + number for number in range(40)]
+    counts = [torch.tensor(number) for number in range(20)]
+    return [*small, *counts, torch.zeros(0, 3), torch.arange(float(SMALL_BYTES)), torch.arange(float(SMALL_BYTES)) + 1]
+
+
+def leaves_of(values: list[torch.Tensor]) -> list[Leaf]:
+    return [shared(f"model/{number:03d}", value) for number, value in enumerate(values)]
+
+
+def staged(stage: Stage, plan: SavePlan, leaves: list[Leaf]) -> dict[str, torch.Tensor]:
+    """Fill, and read every tensor back from the generation that was filled."""
+    generation = stage.arena.generation(stage.fill(plan, leaves).generation)
+    found = {}
+    for file in plan.files:
+        for piece in file.pieces:
+            begin = file.stage_offset + len(file.header) + piece.begin
+            live = leaves[piece.leaf].tensor
+            found[piece.name] = (
+                torch.frombuffer(bytearray(generation[begin : begin + piece.nbytes]), dtype=live.dtype).view(live.shape)
+                if piece.nbytes
+                else torch.zeros_like(live)
+            )
+    return found
+
+
+def change_in_place(values: list[torch.Tensor]) -> None:
+    for value in values:
+        value.add_(1)
+
+
+def put_other_memory(values: list[torch.Tensor]) -> None:
+    for value in values:
+        value.data = value.data.clone().add_(1)
+
+
+def transpose_in_place(values: list[torch.Tensor]) -> None:
+    values[5].data = torch.arange(12.0).reshape(4, 3).t()
+
+
+def point_into_one_buffer(values: list[torch.Tensor]) -> None:
+    buffer = torch.arange(1_000_000.0)
+    for number, value in enumerate(values[:40]):
+        value.data = buffer[number * 12 : number * 12 + 12].view(3, 4)
+
+
+@pytest.mark.parametrize("change", [change_in_place, put_other_memory, transpose_in_place, point_into_one_buffer])
+def test_what_is_staged_is_what_the_tensors_hold_now(change: Callable[[list[torch.Tensor]], None]) -> None:
+    values = tensors()
+    leaves = leaves_of(values)
+    stage = Stage()
+    plan = Planner(0, 1).plan(leaves)
+    stage.prepare(plan, leaves)
+    for _ in range(3):  # both generations, and again
+        found = staged(stage, plan, leaves)
+        assert all(torch.equal(found[leaf.name], leaf.tensor) for leaf in leaves)
+        change(values)
+
+
+def test_generations_take_turns_so_that_the_last_one_stays_whole() -> None:
+    leaves = leaves_of(tensors())
+    stage = Stage()
+    plan = Planner(0, 1).plan(leaves)
+    first = stage.fill(plan, leaves).generation
+    kept = bytes(stage.arena.generation(first))
+    for leaf in leaves:
+        leaf.tensor.add_(1)
+    second = stage.fill(plan, leaves).generation
+    assert (first, second) == (0, 1)
+    assert bytes(stage.arena.generation(first)) == kept
+    assert bytes(stage.arena.generation(second)) != kept
+    assert stage.fill(plan, leaves).generation == first
+
+
+@pytest.mark.parametrize("position", [3, -1], ids=["a small one", "a large one"])
+def test_a_tensor_whose_memory_was_freed_is_refused_by_name(position: int) -> None:
+    values = tensors()
+    leaves = leaves_of(values)
+    stage = Stage()
+    plan = Planner(0, 1).plan(leaves)
+    stage.fill(plan, leaves)
+    values[position].untyped_storage().resize_(0)
+    with pytest.raises(ConfigurationError, match=f"{leaves[position].name}: its memory was freed"):
+        stage.fill(plan, leaves)

@@ -1,0 +1,32 @@
+"""How many threads the digests may keep busy: one for each physical core this process may use.
+
+Two hardware threads of one core hash no faster than one does, and both are charged for it. Measured: SHA-256 runs at 1.9 GB/s alone and at
+1.0 GB/s twice on one core, so a second lane there doubles the CPU time of a save and shortens nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+MAX_HASH_LANES: Final = 4
+"""The persister works beside the trainer, so it never takes a whole machine."""
+IO_LANES: Final = 2
+"""Files in transfer at a time; their threads wait for the device and cost next to nothing."""
+_CPUS: Final = Path("/sys/devices/system/cpu")
+
+
+def hash_lanes(cpus: Iterable[int] | None = None, topology: Path = _CPUS) -> int:
+    """Return how many files may be hashed at a time. ``cpus``: those this process may use; None: ask the kernel."""
+    allowed = os.sched_getaffinity(0) if cpus is None else set(cpus)
+    cores = {_core_of(cpu, topology) for cpu in allowed}
+    return max(1, min(MAX_HASH_LANES, len(cores)))
+
+
+def _core_of(cpu: int, topology: Path) -> str:
+    try:
+        return (topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:  # not told: then every one counts as a core of its own
+        return str(cpu)
