@@ -20,6 +20,7 @@ from e2e.cluster.settings import (
     GUARDED_NETWORKS,
     HOST_ADDRESS,
     NODE_NETWORK,
+    POD_BRIDGE,
     PREFIX,
     SERVICE_NETWORK,
     STATE_VARIABLE,
@@ -112,6 +113,10 @@ def _connect(node: Node, others: Sequence[Node]) -> None:
     _ip("-n", namespace, "address", "add", f"{node.address}/{NODE_NETWORK.prefixlen}", "dev", "eth0")
     _ip("-n", namespace, "link", "set", "eth0", "up")
     run("nsenter", f"--net=/run/netns/{namespace}", "sysctl", "--quiet", "--write", "net.ipv4.ip_forward=1")
+    # A bridge without an address of its own takes the lowest one of its ports. When that pod ends, all others on the node would send to an
+    # address that is gone, for half a minute, until they ask again.
+    hardware_address = node.pod_bridge_hardware_address
+    _ip("-n", namespace, "link", "add", POD_BRIDGE, "address", hardware_address, "type", "bridge")
     # Service addresses are rewritten before routing, yet without some route the kernel refuses to send to them at all.
     _ip("-n", namespace, "route", "add", str(SERVICE_NETWORK), "via", HOST_ADDRESS)
     for other in others:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from e2e.cluster.settings import CLUSTER_DOMAIN, HOST_ADDRESS, PAUSE_IMAGE, POD_NETWORK, TIMINGS, Node
+from e2e.cluster.settings import CLUSTER_DOMAIN, HOST_ADDRESS, PAUSE_IMAGE, POD_BRIDGE, POD_NETWORK, TIMINGS, Node
 
 CONTAINERD_SOCKET: Final = "/run/containerd/containerd.sock"
 MAX_PODS: Final = 60
@@ -54,7 +54,7 @@ def _cni(node: Node) -> dict[str, Any]:
         "ranges": [[{"subnet": node.pod_network}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
-    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": False, "hairpinMode": True, "ipam": addresses}
+    bridge = {"type": "bridge", "bridge": POD_BRIDGE, "isGateway": True, "ipMasq": False, "hairpinMode": True, "ipam": addresses}
     return {"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]}
 
 

@@ -16,6 +16,8 @@ PREFIX: Final = "rtj"
 BRIDGE: Final = f"{PREFIX}-br"
 HOST_ADDRESS: Final = "172.31.0.1"
 """The bridge's address: the API server and the cluster's DNS listen there."""
+POD_BRIDGE: Final = "cni0"
+"""In each node's network namespace: its pods are connected to it."""
 NODE_NETWORK: Final = ipaddress.IPv4Network("172.31.0.0/24")
 POD_NETWORK: Final = ipaddress.IPv4Network("10.244.0.0/16")
 SERVICE_NETWORK: Final = ipaddress.IPv4Network("10.96.0.0/16")
@@ -73,6 +75,11 @@ class Node:
     def pod_network(self) -> str:
         base = POD_NETWORK.network_address + 256 * self.index
         return f"{base}/24"
+
+    @property
+    def pod_bridge_hardware_address(self) -> str:
+        """Locally administered, as everything that no manufacturer gave out."""
+        return f"02:72:74:6a:00:{self.index:02x}"
 
     @property
     def network_namespace(self) -> str:

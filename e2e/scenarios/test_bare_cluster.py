@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from e2e.cluster import kernel
 from e2e.cluster.bare import BareCluster
 from e2e.cluster.build import build
-from e2e.cluster.settings import STATE_VARIABLE
+from e2e.cluster.settings import POD_BRIDGE, STATE_VARIABLE, Node
 from e2e.cluster.tools import CLUSTER_TOOLS
 from e2e.cluster.waiting import wait_until
 
@@ -69,6 +70,15 @@ def test_down_leaves_nothing_after_up_was_killed_on_its_way(no_cluster: BareClus
     no_cluster.down()
     assert no_cluster.leftovers() == []
     assert kernel_settings() == settings
+
+
+def test_the_pods_of_a_node_find_their_bridge_at_one_address_whoever_comes_and_goes(no_cluster: BareCluster) -> None:
+    """By itself a bridge takes the lowest address of its ports, and the others' packets go nowhere once that port is gone."""
+    no_cluster.up(1)
+    for command in ("link add probe address 02:00:00:00:00:01 type veth peer name peer", f"link set probe master {POD_BRIDGE} up"):
+        no_cluster.exec("node1", ["ip", *command.split()])
+    (bridge,) = json.loads(no_cluster.exec("node1", ["ip", "-json", "link", "show", POD_BRIDGE]))
+    assert bridge["address"] == Node(1).pod_bridge_hardware_address
 
 
 def kernel_settings() -> list[str]:
