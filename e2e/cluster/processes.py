@@ -30,6 +30,7 @@ class ProcessId:
     pid: int
     start_ticks: int
     state: str = "?"
+    threads: int = 1
 
     @staticmethod
     def parse(stat: str) -> ProcessId:
@@ -38,7 +39,7 @@ class ProcessId:
         fields = after.split()
         if not separator or len(fields) < 20:
             raise ValueError(f"not a line of /proc/PID/stat: {stat!r}")
-        return ProcessId(int(before.split(" ", 1)[0]), int(fields[19]), fields[0])
+        return ProcessId(int(before.split(" ", 1)[0]), int(fields[19]), fields[0], int(fields[17]))
 
 
 def read_record(record: Path) -> ProcessId | None:
@@ -50,12 +51,13 @@ def read_record(record: Path) -> ProcessId | None:
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Say whether this very process still runs. A zombie does not."""
+    """Say whether this very process still runs. A zombie does not, unless it is the first of threads of which others still end: until the
+    last one did, the process has its ports and files."""
     try:
         now = ProcessId.parse(Path(f"/proc/{process.pid}/stat").read_text())
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return now.start_ticks == process.start_ticks and now.state not in "ZX"
+    return now.start_ticks == process.start_ticks and (now.state not in "ZX" or now.threads > 1)
 
 
 def is_running(record: Path) -> bool:

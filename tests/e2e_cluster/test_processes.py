@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,20 @@ def test_a_program_that_ignores_the_polite_signal_is_killed(tmp_path: Path) -> N
     assert not processes.is_alive(process)
     for child in children:
         os.kill(int(child), signal.SIGKILL)
+
+
+def test_a_program_runs_until_its_last_thread_has_ended(tmp_path: Path) -> None:
+    """Its first thread is a zombie before the others have given back the program's ports."""
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=[600]).start(); ctypes.CDLL(None).pthread_exit(None)"
+    record = tmp_path / "headless.proc"
+    processes.start([sys.executable, "-c", code], record, tmp_path / "headless.log")
+    process = processes.read_record(record)
+    assert process is not None
+    stat = Path(f"/proc/{process.pid}/stat")
+    wait_until(lambda: ProcessId.parse(stat.read_text()).state == "Z", "the end of the first thread", 10)
+    assert processes.is_running(record)
+    processes.stop([record], seconds=0.2)
+    assert not processes.is_alive(process)
 
 
 def test_signalling_a_record_that_is_not_there_says_so(tmp_path: Path) -> None:
