@@ -82,7 +82,7 @@ def _prepare(driver: ClusterDriver, console: Console, spent: dict[str, float]) -
     with _timed(spent, "helm install"):
         console.rule("helm install")
         install.helm_install(driver, images, node=driver.node_names()[-1])
-        console.print(driver.kubectl("get", "nodes,pods", "--all-namespaces"))
+        console.print(driver.kubectl("get", "nodes,pods", "--all-namespaces"), markup=False)
     return cluster, images
 
 
@@ -117,7 +117,7 @@ def _conclude(console: Console, happened: list[Fault], ours: dict[str, str], ref
     console.print(f"sha256 of all leaves, uninterrupted run:  {digest.combined(reference)}")
     reasons = judge(happened, ours, reference)
     for reason in reasons:
-        console.print(f"[bold red]{reason}[/bold red]")
+        console.print(reason, style="bold red", markup=False)
     answer = "yes" if reference and not differing_leaves(ours, reference) else "no"
     print(f"final state equal to the uninterrupted run: {answer} ({len(ours)} leaves, sha256 {digest.combined(ours)})", flush=True)
     return 1 if reasons else 0

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from e2e.jobs import Job
 
@@ -21,13 +22,17 @@ class Narrator:
         self._told: set[tuple[str, str]] = set()
 
     def say(self, text: str) -> None:
-        """Print one line with the seconds since the start."""
+        """Print one line with the seconds since the start. ``text`` is rich markup: what others wrote must be escaped in it."""
         self._console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {text}", highlight=False)
 
     def watch(self, _status: dict[str, Any]) -> None:
         """Print what is new."""
         self._show_columns()
         self._show_events()
+
+    def tell(self, reason: str, message: str) -> None:
+        """Print one event. Its message may hold anything that a rank said before it died, brackets too."""
+        self.say(f"[cyan]{escape(reason)}[/cyan]  {escape(message)}")
 
     def _show_columns(self) -> None:
         shown = self._job.cluster.driver.kubectl("get", "rtj", self._job.name, "-n", self._job.namespace).splitlines()
@@ -40,12 +45,12 @@ class Narrator:
         news = (columns["STATE"], columns["READY"], columns["RESTARTS"])
         if news != self._news:
             if self._news is None:
-                self.say(f"[bold]{shown[0]}[/bold]")
+                self.say(f"[bold]{escape(shown[0])}[/bold]")
             self._news = news
-            self.say(shown[1])
+            self.say(escape(shown[1]))
 
     def _show_events(self) -> None:
         for reason, message in self._job.events():
             if (reason, message) not in self._told:
                 self._told.add((reason, message))
-                self.say(f"[cyan]{reason}[/cyan]  {message}")
+                self.tell(reason, message)
