@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,8 +119,9 @@ def test_attempts_without_a_fence_of_their_own_cannot_commit(store: PosixStore) 
 def test_a_checkpoint_that_nobody_could_read_is_not_committed(store: PosixStore) -> None:
     with attempt_on(store) as attempt:
         attempt.saved(1, [state(1.0)])
+        wrong: Any = (5,)  # as a script without types may give it
         with pytest.raises(ConfigurationError, match=r"step 2 could not be read again: About.tags\[0\]: 5 is not a str"):
-            attempt.save(2, [state(2.0)], tags=(5,))  # type: ignore[arg-type]  # a wrong type is the point
+            attempt.save(2, [state(2.0)], tags=wrong)
     assert read_inventory(store, RUN).lineage.on == (StepName(1, 1),)
 
 

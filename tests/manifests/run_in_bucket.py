@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any
 
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.manifests.base import Look
@@ -51,8 +52,8 @@ class RunInBucket:
 
     def allow(self, **changes: str | None) -> ManifestPrefix:
         """What an administrator allows."""
-        fields = {"namespace": "ml", "prefix": self.url, "endpoint": self.endpoint, **changes}
-        return ManifestPrefix(**fields)  # type: ignore[arg-type]
+        fields: dict[str, Any] = {"namespace": "ml", "prefix": self.url, "endpoint": self.endpoint, **changes}
+        return ManifestPrefix(**fields)
 
     def fence(self, attempt: int, resume: tuple[int, int] | None = None) -> None:
         """Begin an attempt."""

@@ -161,7 +161,10 @@ class Training:
         leaves["scheduler"] = repr(sorted(self.scheduler.state_dict().items())).encode()
         leaves["rng torch"] = _bytes(torch.get_rng_state())
         leaves["rng python"] = repr(random.getstate()).encode()
-        leaves["rng numpy"] = repr(np.random.get_state()[1].tolist() + list(np.random.get_state()[2:])).encode()  # type: ignore[index]
+        numbers = np.random.get_state(legacy=False)
+        leaves["rng numpy"] = repr(
+            [numbers["state"]["key"].tolist(), numbers["state"]["pos"], numbers["has_gauss"], numbers["gauss"]]
+        ).encode()
         leaves["data"] = repr((self.sampler.state_dict(), self.run.epoch, self.run.global_step)).encode()
         return {name: hashlib.sha256(data).hexdigest() for name, data in leaves.items()}
 

@@ -90,7 +90,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "decay": decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         assert closure is None
         for group in self.param_groups:
             first, second = group["betas"]

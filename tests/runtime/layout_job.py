@@ -94,9 +94,10 @@ def check_places(output: Path) -> None:
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     for layer in (model[0], model[2]):
         fully_shard(layer, mesh=mesh["dp"])
-    for name, parameter in model.named_parameters():
-        check(f"{name} {parameter.placements}", parameter, wholes[name])  # type: ignore[attr-defined]  # they are DTensors now
-        checked.append(str(parameter.placements))  # type: ignore[attr-defined]
+    blocks: dict[str, Any] = dict(model.named_parameters())  # of DTensors now, which their type does not tell
+    for name, block in blocks.items():
+        check(f"{name} {block.placements}", block, wholes[name])
+        checked.append(str(block.placements))
     if dist.get_rank() == 0:
         output.write_text(json.dumps(checked))
 

@@ -90,18 +90,18 @@ def test_a_scheduler_that_attach_was_not_given_is_refused_at_the_first_step(stor
     run.close()
 
 
-CALLS: dict[str, tuple[Callable[[tr.Run], object], str]] = {
+CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
     "steps without a limit": (lambda run: run.steps(), "steps: give max_steps, epochs, or both"),
-    "max_steps in words": (lambda run: run.steps(max_steps="many"), "max_steps: 'many' is not a whole number >= 0"),  # type: ignore[arg-type]
+    "max_steps in words": (lambda run: run.steps(max_steps="many"), "max_steps: 'many' is not a whole number >= 0"),
     "max_steps below 0": (lambda run: run.steps(max_steps=-1), "max_steps: -1 is not a whole number >= 0"),
-    "max_steps without end": (lambda run: run.steps(max_steps=float("inf")), "max_steps: inf is not a whole number"),  # type: ignore[arg-type]
-    "half an epoch": (lambda run: run.steps(epochs=0.5), "epochs: 0.5 is not a whole number"),  # type: ignore[arg-type]
+    "max_steps without end": (lambda run: run.steps(max_steps=float("inf")), "max_steps: inf is not a whole number"),
+    "half an epoch": (lambda run: run.steps(epochs=0.5), "epochs: 0.5 is not a whole number"),
     "epochs that are a yes": (lambda run: run.steps(epochs=True), "epochs: True is not a whole number"),
     "no micro batch": (lambda run: run.steps(max_steps=1, micro_batches=0), "micro_batches: 0 is not a whole number >= 1"),
     "an unknown phase": (lambda run: run.phase("lunch").__enter__(), "phase: 'lunch' is not one of compile, eval"),
-    "a loss in words": (lambda run: run.report(loss="low"), "report: loss is not one number"),  # type: ignore[arg-type]
+    "a loss in words": (lambda run: run.report(loss="low"), "report: loss is not one number"),
     "many losses": (lambda run: run.report(loss=torch.ones(3)), "report: loss is not one number"),
-    "a tag that is a number": (lambda run: run.save(tag=5), "save: tag 5 is a int; give text"),  # type: ignore[arg-type]
+    "a tag that is a number": (lambda run: run.save(tag=5), "save: tag 5 is a int; give text"),
 }
 
 
@@ -116,14 +116,15 @@ def test_an_argument_that_cannot_be_used_is_refused_where_it_is_given(store: Pat
 
 
 def test_numpy_numbers_count_as_numbers(store: Path) -> None:
-    sampler = tr.ResumableSampler(np.int64(20), batch_size=np.int64(4), seed=np.int64(3))  # type: ignore[arg-type]
+    number: Callable[[int], Any] = np.int64  # the keywords ask for an int, and take what counts as one
+    sampler = tr.ResumableSampler(number(20), batch_size=number(4), seed=number(3))
     run = tr.attach(
         model=nn.Linear(4, 1),
         data=DataLoader(TensorDataset(torch.ones(20, 4)), batch_sampler=sampler),
         store=store,
-        save_every_steps=np.int64(1),  # type: ignore[arg-type]
+        save_every_steps=number(1),
     )
-    for _ in run.steps(max_steps=np.int64(2)):  # type: ignore[arg-type]
+    for _ in run.steps(max_steps=number(2)):
         run.report(loss=np.float32(1.5))
     run.close()
     assert steps_in(store) == [1, 2]

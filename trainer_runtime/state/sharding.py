@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import nn
@@ -19,8 +19,11 @@ from torch import nn
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.state.leaves import Shard
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def is_sharded(tensor: torch.Tensor) -> bool:
+
+def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
     """Say whether this is a DTensor. torch's module for them is not imported for the question: that costs every rank half a second, and
     before somebody has imported it there are none."""
     module = sys.modules.get("torch.distributed.tensor")
@@ -38,7 +41,8 @@ def gather_nothing(module: nn.Module) -> None:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return what lies in this rank's memory, as a plain tensor that shares it."""
-    return tensor.detach().to_local() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
+    detached = tensor.detach()
+    return detached.to_local() if is_sharded(detached) else detached
 
 
 def find_shard(tensor: torch.Tensor, name: str, world_size: int) -> Shard | None:
@@ -48,7 +52,7 @@ def find_shard(tensor: torch.Tensor, name: str, world_size: int) -> Shard | None
     """
     if not is_sharded(tensor):
         return None
-    mesh, placements, shape = tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape)  # type: ignore[attr-defined]
+    mesh, placements, shape = tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape)
     place = _place(mesh, placements, shape)
     if isinstance(place, str):
         raise ConfigurationError(f"{name}: {place}")
@@ -62,7 +66,7 @@ def lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Say whether two DTensors have the same shape and are cut over the same ranks in the same way."""
     if not (is_sharded(one) and is_sharded(other)):
         return False
-    places = [(tensor.shape, tensor.device_mesh, tuple(tensor.placements)) for tensor in (one, other)]  # type: ignore[attr-defined]
+    places = [(tensor.shape, tensor.device_mesh, tuple(tensor.placements)) for tensor in (one, other)]
     return places[0] == places[1]
 
 
@@ -71,10 +75,10 @@ def describe(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, dict[str, l
     found: dict[str, dict[str, list[str]]] = {}
     for name, tensor in named:
         if is_sharded(tensor):
-            mesh = tensor.device_mesh  # type: ignore[attr-defined]
+            mesh = tensor.device_mesh
             words = mesh.mesh_dim_names or [f"dim{number}" for number in range(mesh.ndim)]
             key = ",".join(f"{word}={mesh.size(number)}" for number, word in enumerate(words))
-            places = "".join(_word(placement) for placement in tensor.placements)  # type: ignore[attr-defined]
+            places = "".join(_word(placement) for placement in tensor.placements)
             found.setdefault(key, {}).setdefault(places, []).append(name)
     return found
 

@@ -85,9 +85,9 @@ class StatefulLoaderSource(StatefulSource):
         """What was restored and not iterated yet."""
 
     def iterate(self) -> Iterator[Any]:
-        sampler = getattr(self._data, "sampler", None)
-        if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(self.epoch)  # type: ignore[union-attr]  # it has the method
+        set_epoch = getattr(getattr(self._data, "sampler", None), "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self.epoch)
         pending, self._pending = self._pending, None
         if pending is not None and pending["loader"] is None:
             self._set_generators(pending)  # nothing was iterated yet: the iterator draws what it would have drawn

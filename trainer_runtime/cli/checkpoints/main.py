@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from trainer_runtime.cli.checkpoints import diff, export, ls, rm, show, verify
 from trainer_runtime.cli.checkpoints.choice import NEWEST, open_place, open_second_store
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class Parser(argparse.ArgumentParser):
     """argparse, but for the exit code of a bad argument."""
 
-    def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn, and exit() never returns
+    def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(ExitCode.BAD_CONFIGURATION, f"rtj-checkpoints: {message}\n")
 
