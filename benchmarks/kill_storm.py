@@ -191,20 +191,24 @@ def result(storm: Storm, seed: int, lost: set[int]) -> dict[str, Any]:
         "kills": sum(storm.hits.values()),
         "victims": dict(storm.victims),
         "hits": dict(storm.hits),
-        "least_hits": LEAST_HITS,
         "verified_told": len(storm.verified),
         "unreadable_committed": len(storm.unreadable),
         "lost_verified": len(lost),
         "leftover_processes": 0 if storm.rank is None else 1,
+        "bars": [
+            measuring.bar("committed and unreadable", len(storm.unreadable), at_most=0),
+            measuring.bar("verified and lost", len(lost), at_most=0),
+            measuring.bar("kills", sum(storm.hits.values()), at_least=KILLS),
+            *(measuring.bar(f"kills {hit}", storm.hits[hit], at_least=LEAST_HITS) for hit in ("inside_commit", "after_verify")),
+        ],
     }
 
 
 def main() -> int:
     """Kill, look, print what was hit and one JSON line."""
-    parser = measuring.options(__doc__, repeats=1)
+    parser = saving.options(__doc__, gigabytes=None, repeats=None)
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--directory", help="on which disk; default: where temporary files go")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     context = multiprocessing.get_context("forkserver")
@@ -219,10 +223,7 @@ def main() -> int:
                 lost |= storm.verified - storm.look(store)
         storm.close()
         lost |= storm.verified - storm.look(store)
-    values = result(storm, given.seed, lost)
-    for name, value in values.items():
-        print(f"{name:<24} {value}")
-    print(measuring.json_line("kill_storm", values))
+    measuring.publish("kill_storm", result(storm, given.seed, lost))
     return 0
 
 

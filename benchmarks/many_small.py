@@ -65,9 +65,8 @@ class Contest:
 
 def main() -> int:
     """Measure, print a table and one JSON line."""
-    parser = measuring.options(__doc__)
+    parser = saving.options(__doc__, gigabytes=None)
     parser.add_argument("--tensors", type=int, default=TENSORS)
-    parser.add_argument("--directory", help="on which disk; default: where temporary files go")
     given = parser.parse_args()
     with saving.scratch(given.directory) as directory:
         contest = Contest(directory, given.tensors)
@@ -82,12 +81,9 @@ def main() -> int:
         "repeats": given.repeats,
         "stage_us_per_tensor": measuring.spread(stage_us),
         **{name: measuring.spread(seconds) for name, seconds in results.items()},
-        "stage_us_per_tensor_bar": STAGE_BAR_US,
+        "bars": [measuring.bar("microseconds staged per tensor", measuring.median(stage_us), at_most=STAGE_BAR_US)],
     }
-    values["bars"] = [measuring.bar("microseconds staged per tensor", values["stage_us_per_tensor"]["median"], at_most=STAGE_BAR_US)]
-    for key, value in values.items():
-        print(f"{key:<28} {value}")
-    print(measuring.json_line("many_small", values))
+    measuring.publish("many_small", values)
     return 0
 
 

@@ -18,11 +18,12 @@ REPEATS: Final = 7
 """Least number of runs behind a median that is published."""
 
 
-def options(description: str | None, *, repeats: int = REPEATS) -> argparse.ArgumentParser:
-    """Return a parser that knows ``--json`` and ``--repeats``; a benchmark adds its own."""
+def options(description: str | None, *, repeats: int | None = REPEATS) -> argparse.ArgumentParser:
+    """Return a parser that knows ``--json`` and ``--repeats`` (None: nothing is repeated); a benchmark adds its own."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n\n", 1)[0])
     parser.add_argument("--json", action="store_true", help="end with one JSON line")
-    parser.add_argument("--repeats", type=int, default=repeats, help=f"runs behind each median (default {repeats})")
+    if repeats is not None:
+        parser.add_argument("--repeats", type=int, default=repeats, help=f"runs behind each median (default {repeats})")
     return parser
 
 
@@ -70,6 +71,14 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
+
+
+def publish(name: str, values: Mapping[str, Any]) -> None:
+    """Print a line for each value and each bar, then the JSON line."""
+    for key, value in values.items():
+        for line in value if key == "bars" else [value]:
+            print(f"{key:<32} {line}")
+    print(json_line(name, values))
 
 
 def json_line(name: str, values: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.measuring import bar, json_line, median, options, spread
+from benchmarks.measuring import bar, median, options, publish, spread
 from e2e import install
 from e2e.cluster.choice import choose_driver
 from e2e.demo.narrator import Narrator
@@ -74,7 +74,7 @@ def main() -> int:
         finally:
             driver.down()
     console.print(relaunch_table(faults))
-    print(json_line("recovery", result(faults, memory)))
+    publish("recovery", result(faults, memory))
     return 0
 
 

@@ -94,10 +94,7 @@ def amplification(directory: Path, gigabytes: float) -> float:
 
 def main() -> int:
     """Measure, print a table and one JSON line."""
-    parser = measuring.options(__doc__)
-    parser.add_argument("--gigabytes", type=float, default=saving.GIGABYTES)
-    parser.add_argument("--directory", help="on which disk; default: where temporary files go")
-    given = parser.parse_args()
+    given = saving.options(__doc__).parse_args()
     torch.set_num_threads(1)
     values: dict[str, Any] = {"gigabytes": given.gigabytes, "tensors": saving.TENSORS, "repeats": given.repeats}
     bars = []
@@ -117,10 +114,7 @@ def main() -> int:
         values |= {f"rows_to_columns_{key}": measuring.spread(seconds) for key, seconds in results.items()}
         share = measuring.ratio(results["ours_s"], results["dcp_load_s"])
         bars.append(measuring.bar("rows -> columns: ours / dcp.load", share, at_most=COLUMNS_BAR))
-    values |= {"restore_bar": RESTORE_BAR, "reshard_amplification_bar": AMPLIFICATION_BAR, "rows_to_columns_bar": COLUMNS_BAR, "bars": bars}
-    for key, value in values.items():
-        print(f"{key:<28} {value}")
-    print(measuring.json_line("restore", values))
+    measuring.publish("restore", {**values, "bars": bars})
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks import measuring
 from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.engine import Engine, SaveResult
 from trainer_runtime.checkpoint.exchange import LocalExchange
@@ -30,6 +32,17 @@ GIGABYTES = 2.0
 RUN = "benchmark"
 WAIT_SECONDS = 600.0
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def options(
+    description: str | None, *, gigabytes: float | None = GIGABYTES, repeats: int | None = measuring.REPEATS
+) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark that saves: how much (None: it says so itself), how often, and on which disk."""
+    parser = measuring.options(description, repeats=repeats)
+    if gigabytes is not None:
+        parser.add_argument("--gigabytes", type=float, default=gigabytes, help=f"size of the state in 10^9 bytes (default {gigabytes})")
+    parser.add_argument("--directory", help="on which disk; default: where temporary files go")
+    return parser
 
 
 def make_state(gigabytes: float, tensors: int = TENSORS) -> dict[str, torch.Tensor]:

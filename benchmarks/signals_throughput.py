@@ -6,13 +6,12 @@ Prints a table and one JSON line, medians of 7. Run: ``python -m benchmarks.sign
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks.measuring import REPEATS, json_line, options
+from benchmarks.measuring import median, options, publish
 from trainer_runtime.signals import LineStream
 
 LINES: Final = 20_000
@@ -25,18 +24,16 @@ READ_BYTES: Final = 64 * 1024
 
 def main() -> None:
     """Measure and print."""
-    options(__doc__).parse_args()
+    repeats = options(__doc__).parse_args().repeats
     signals = b"".join(json.loads(row)["text"].encode() + b"\n" for row in LINE_SET.read_text(encoding="utf-8").splitlines())
     signals *= 20
     ordinary = ORDINARY * LINES
     results = {
-        "ordinary_line_alone_us": median_us(LINES, lambda: feed_lines(LINES)),
-        "ordinary_line_in_64k_reads_us": median_us(LINES, lambda: feed_reads(ordinary)),
-        "signal_line_us": median_us(signals.count(b"\n"), lambda: feed_reads(signals)),
+        "ordinary_line_alone_us": median_us(repeats, LINES, lambda: feed_lines(LINES)),
+        "ordinary_line_in_64k_reads_us": median_us(repeats, LINES, lambda: feed_reads(ordinary)),
+        "signal_line_us": median_us(repeats, signals.count(b"\n"), lambda: feed_reads(signals)),
     }
-    for name, value in results.items():
-        print(f"{name:<32} {value:8.2f}")
-    print(json_line("signals_throughput", results))
+    publish("signals_throughput", results)
 
 
 def feed_lines(count: int) -> None:
@@ -53,14 +50,14 @@ def feed_reads(log: bytes) -> None:
         stream.feed(log[start : start + READ_BYTES])
 
 
-def median_us(lines: int, work: Callable[[], None]) -> float:
-    """Return the median of REPEATS runs, as microseconds per line."""
+def median_us(repeats: int, lines: int, work: Callable[[], None]) -> float:
+    """Return the median of so many runs, as microseconds per line."""
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         start = time.perf_counter()
         work()
-        times.append(time.perf_counter() - start)
-    return round(statistics.median(times) / lines * 1e6, 3)
+        times.append((time.perf_counter() - start) / lines * 1e6)
+    return median(times, 3)
 
 
 if __name__ == "__main__":

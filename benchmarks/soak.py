@@ -32,10 +32,8 @@ def open_files(pid: str | int = "self") -> int:
 
 def main() -> int:
     """Save, measure, print one JSON line."""
-    parser = measuring.options(__doc__, repeats=1)
+    parser = saving.options(__doc__, gigabytes=0.25, repeats=None)
     parser.add_argument("--saves", type=int, default=SAVES)
-    parser.add_argument("--gigabytes", type=float, default=0.25)
-    parser.add_argument("--directory", help="on which disk; default: where temporary files go")
     given = parser.parse_args()
     trainer, persister = [], []
     with saving.scratch(given.directory) as directory:
@@ -55,16 +53,15 @@ def main() -> int:
     values = {
         "saves": given.saves,
         "gigabytes": given.gigabytes,
-        "trainer_slope_mb_per_save": round(slopes[0], 3),
-        "persister_slope_mb_per_save": round(slopes[1], 3),
-        "bar_mb_per_save": BAR_MB,
         "trainer_mb": round(trainer[-1]),
         "persister_mb": round(persister[-1]),
         "open_files": files,
+        "bars": [
+            measuring.bar(f"MB that the {who} grows per save", round(slope, 3), at_most=BAR_MB)
+            for who, slope in zip(("trainer", "persister"), slopes, strict=True)
+        ],
     }
-    for name, value in values.items():
-        print(f"{name:<28} {value}")
-    print(measuring.json_line("soak", values))
+    measuring.publish("soak", values)
     return 0
 
 

@@ -90,10 +90,7 @@ class Contest:
 
 def main() -> int:
     """Measure, print a table and one JSON line."""
-    parser = measuring.options(__doc__)
-    parser.add_argument("--gigabytes", type=float, default=saving.GIGABYTES)
-    parser.add_argument("--directory", help="on which disk; default: where temporary files go")
-    given = parser.parse_args()
+    given = saving.options(__doc__).parse_args()
     with saving.scratch(given.directory) as directory, saving.alone_in_a_group(directory):
         contest = Contest(directory, given.gigabytes)
         contestants = {"ours_s": contest.ours, "dcp_save_s": contest.dcp_save}
@@ -102,20 +99,19 @@ def main() -> int:
             contestants["torch_checkpointing_s"] = contest.torch_checkpointing
         results = measuring.take_turns(contestants, given.repeats)
     results["ours_cpu_s_per_gb"], results["dcp_cpu_s_per_gb"] = contest.cpu, contest.dcp_cpu
-    for name, measured in results.items():
-        print(f"{name:<28} {measuring.spread(measured)}")
     values: dict[str, Any] = {
         "gigabytes": given.gigabytes,
         "tensors": saving.TENSORS,
         "repeats": given.repeats,
         **{name: measuring.spread(measured) for name, measured in results.items()},
-        "ours_to_dcp": measuring.ratio(results["ours_s"], results["dcp_save_s"]),
-        "dcp_bar": DCP_BAR,
-        "cpu_bar": CPU_BAR,
+        "bars": [
+            measuring.bar("ours, verified / dcp.save", measuring.ratio(results["ours_s"], results["dcp_save_s"]), at_most=DCP_BAR),
+            measuring.bar("processor seconds per GB", measuring.median(contest.cpu), at_most=CPU_BAR),
+        ],
     }
     if reason:
         values |= {"torch_checkpointing_s": None, "torch_checkpointing_reason": reason}
-    print(measuring.json_line("verified_commit", values))
+    measuring.publish("verified_commit", values)
     return 0
 
 
