@@ -11,13 +11,11 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.checkpoint import victim
-from tests.checkpoint.world import RUN, attempt_on, open_world, point
+from tests.checkpoint.world import RUN, attempt_on, point
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
 from trainer_runtime.checkpoint.inventory import list_committed
-from trainer_runtime.checkpoint.restore import open_checkpoint
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.store.posix import PosixStore
 
@@ -44,22 +42,6 @@ def ask(forks: ForkServerContext, root: Path) -> int:
         process.join(WAIT_SECONDS)
 
 
-def check_store(store: PosixStore) -> int:
-    """Every committed checkpoint is whole, the next attempt starts from the newest of them, and it holds that step's values."""
-    for name in list_committed(store, RUN):
-        reference = find_reference(store, RUN, name)
-        assert reference is not None
-        verify_checkpoint(store, reference)
-    (opened,) = open_world([store])
-    assert opened.resume is not None
-    assert opened.passed_over == ()
-    live = victim.weights(0.0)
-    open_checkpoint(store, opened.resume).fill(live.leaves, 0)
-    for leaf, wanted in zip(live.leaves, victim.weights(float(opened.resume.step)).leaves, strict=True):
-        assert torch.equal(leaf.tensor, wanted.tensor), leaf.name
-    return opened.resume.step
-
-
 def test_a_kill_at_any_operation_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path, forks: ForkServerContext) -> None:
     template = tmp_path / "template"
     template.mkdir()
@@ -78,7 +60,7 @@ def test_a_kill_at_any_operation_of_a_save_leaves_a_whole_checkpoint(tmp_path: P
             process.start()
             process.join(WAIT_SECONDS)
             assert process.exitcode == -9, f"operation {fatal} of {operations} was not reached"
-            found.append(check_store(PosixStore(root)))
+            found.append(victim.check_store(PosixStore(root)))
             shutil.rmtree(root)
     assert found[0] == 1
     assert found[-1] == 2

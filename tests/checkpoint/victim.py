@@ -1,4 +1,4 @@
-"""The process that is killed in the tests: it saves, and dies at a named point of a save or whenever it is hit.
+"""The process that is killed in the tests: it saves, and dies at a named point of a save or whenever it is hit; and what must hold then.
 
 Run by a fork server that has torch loaded already, so that a kill costs milliseconds and not an import.
 """
@@ -11,9 +11,16 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tests.checkpoint.world import attempt_on, state
+import torch
+
+from tests.checkpoint.world import RUN, attempt_on, open_world, state
+from trainer_runtime.checkpoint.documents import find_reference
+from trainer_runtime.checkpoint.inventory import list_committed
+from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.state.leaves import Snapshot
+from trainer_runtime.store.base import Store
 from trainer_runtime.store.posix import PosixStore
 from trainer_runtime.store.s3.store import S3Store
 
@@ -114,3 +121,20 @@ def save_for_ever(root: str, answer: Connection) -> None:
             step += 1
             attempt.saved(step, [weights(float(step))])
             answer.send(step)
+
+
+def check_store(store: Store) -> int:
+    """Check that every committed checkpoint is whole, that the next attempt starts from the newest of them, and that this holds its step's
+    values; return that step."""
+    for name in list_committed(store, RUN):
+        reference = find_reference(store, RUN, name)
+        assert reference is not None
+        verify_checkpoint(store, reference)
+    (opened,) = open_world([store])
+    assert opened.resume is not None
+    assert opened.passed_over == ()
+    live = weights(0.0)
+    open_checkpoint(store, opened.resume).fill(live.leaves, 0)
+    for leaf, wanted in zip(live.leaves, weights(float(opened.resume.step)).leaves, strict=True):
+        assert torch.equal(leaf.tensor, wanted.tensor), leaf.name
+    return opened.resume.step

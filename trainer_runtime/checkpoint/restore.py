@@ -30,8 +30,10 @@ from trainer_runtime.checkpoint.plan import build_plan
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.tiers import Opener, Tiers
 from trainer_runtime.contract.assignment import ResumePoint
-from trainer_runtime.contract.layout import MANIFEST, STEPS, StepName, is_run_name
+from trainer_runtime.contract.codec import ContractError
+from trainer_runtime.contract.layout import MANIFEST, StepName
 from trainer_runtime.contract.manifest import FileEntry, Manifest, TensorEntry
+from trainer_runtime.contract.place import split_checkpoint
 from trainer_runtime.errors import ConfigurationError, Refused
 from trainer_runtime.state.leaves import Leaf
 from trainer_runtime.state.tree import decode
@@ -222,11 +224,10 @@ class Place:
 
 def parse_uri(uri: str) -> Place:
     """Take ``<store>/<run>/steps/<step>-<attempt>`` apart. Raises ConfigurationError."""
-    parts = uri.rstrip("/").rsplit("/", 3)
-    name = StepName.parse(parts[-1])
-    if len(parts) != 4 or parts[2] != STEPS or name is None or not is_run_name(parts[1]):
-        raise ConfigurationError(f"{uri!r} is not the address of a checkpoint: <store>/<run>/{STEPS}/<step 10 digits>-<attempt 8 digits>")
-    return Place(parts[0], parts[1], name)
+    try:
+        return Place(*split_checkpoint(uri))
+    except ContractError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def locate(store: Store, resume: ResumePoint) -> tuple[Store, Reference]:

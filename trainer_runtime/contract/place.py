@@ -81,8 +81,14 @@ def parse_store(url: str) -> StorePlace:
 
 def parse_checkpoint(uri: str) -> CheckpointPlace:
     """Take ``<store>/<run>/steps/<step>-<attempt>`` apart. Raises ContractError that says what is allowed."""
+    store, run, name = split_checkpoint(uri)
+    return CheckpointPlace(parse_store(store), run, name)
+
+
+def split_checkpoint(uri: str) -> tuple[str, str, StepName]:
+    """Return the store's URL as it is written, the run and the checkpoint's name. Raises ContractError that says what is allowed."""
     parts = uri.rstrip("/").rsplit("/", 3)
     name = StepName.parse(parts[-1])
     if len(parts) != 4 or parts[2] != STEPS or name is None or not is_run_name(parts[1]):
         raise ContractError(f"{uri!r} is not the address of a checkpoint: <store>/<run>/{STEPS}/<step 10 digits>-<attempt 8 digits>")
-    return CheckpointPlace(parse_store(parts[0]), parts[1], name)
+    return parts[0], parts[1], name

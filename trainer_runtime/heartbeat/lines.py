@@ -1,12 +1,16 @@
-"""A pipe that carries only the newest line. A writer that may never wait uses it: what was not yet written is replaced, not queued."""
+"""Lines through the pipe between a process and its helper: written without ever waiting, read as they come."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import IO, Final
+
+_READ_BYTES: Final = 64 * 1024
 
 
 class NewestLine:
-    """Writes whole lines to a pipe without ever waiting for its reader. Not thread-safe."""
+    """Writes whole lines to a pipe and never waits for its reader: what was not yet written is replaced, not queued. Not thread-safe."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -29,3 +33,11 @@ class NewestLine:
             except BlockingIOError:
                 return
             self._begun = self._begun[written:]
+
+
+def whole_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of an unbuffered pipe, without their newlines, until its writer is gone; an unfinished last line is dropped."""
+    rest = b""
+    while chunk := stream.read(_READ_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines

@@ -18,7 +18,7 @@ from typing import Final
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.codec import ContractError, dumps, loads
 from trainer_runtime.errors import ConfigurationError
-from trainer_runtime.heartbeat.lines import NewestLine
+from trainer_runtime.heartbeat.lines import NewestLine, whole_lines
 from trainer_runtime.heartbeat.post import take_apart
 from trainer_runtime.heartbeat.state import Answer, WorkerState
 
@@ -129,11 +129,8 @@ class Handle:
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         with process.stdout as stream:
-            rest = b""
-            while chunk := stream.read(65536):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    self._take(line)
+            for line in whole_lines(stream):
+                self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:

@@ -17,6 +17,7 @@ from typing import Final
 
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import ContractError, loads
+from trainer_runtime.heartbeat.lines import whole_lines
 
 RESTART_SECONDS: Final = 1.0
 """Least time between two starts of a persister that keeps ending."""
@@ -96,11 +97,8 @@ class Handle:
     def _read(self, process: subprocess.Popen[bytes], silent: threading.Event) -> None:
         assert process.stdout is not None
         with process.stdout as stream:
-            rest = b""
-            while chunk := stream.read(65536):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    self._take(line)
+            for line in whole_lines(stream):
+                self._take(line)
         silent.set()
 
     def _take(self, line: bytes) -> None:
