@@ -4,6 +4,7 @@
 
 `memcpy_s` copies into warm memory, with as many threads. `dcp_async_default_s` is `async_save` as people call
 it; `dcp_async_reused_stager_s` passes one long-lived stager. Each round ends every save before the next begins.
+All are given the state as a ready list of tensors: what `attach` takes to gather a live training state, per tensor, is in none of them.
 """
 
 from __future__ import annotations

@@ -58,14 +58,16 @@ class Stage:
 
     def testimony(self) -> str:
         """Everything a person would ask of a scenario that failed: incidents, events, the ends of all logs. What cannot be had is said."""
-        product = ("logs", "-n", install.NAMESPACE, "deployment/rtj-operator", "--tail=150", "--timestamps")
-        asked: list[tuple[str, ...]] = [("get", "nodes"), ("get", "pods", "-A", "--output=wide"), product]
+        words = ("--all-containers", "--prefix", "--timestamps", "--tail=150")
+        asked: list[tuple[str, ...]] = []
+        for job in self.started:  # what says most comes first: a reader may be shown only the beginning
+            asked.append(("get", "rtj", job.name, "-n", job.namespace, "--output=jsonpath={.status.failures}"))
+            asked.append(("get", "events", "-n", job.namespace, "--sort-by=.metadata.creationTimestamp"))
+        asked += [("get", "pods", "-A", "--output=wide"), ("get", "nodes")]
+        asked.append(("logs", "-n", install.NAMESPACE, "--selector=app.kubernetes.io/name=rtj", *words))
         for job in self.started:
-            asked += [("get", "rtj", job.name, "-n", job.namespace, "--output=yaml"), ("get", "events", "-n", job.namespace)]
-            asked += [
-                ("logs", "-n", job.namespace, str(pod["metadata"]["name"]), "--all-containers", "--tail=80", "--timestamps")
-                for pod in job.pods()
-            ]
+            asked.append(("logs", "-n", job.namespace, f"--selector=rtj.dev/job-name={job.name}", *words))
+            asked.append(("get", "rtj", job.name, "-n", job.namespace, "--output=yaml"))
         return "\n".join(f"$ kubectl {' '.join(words)}\n{self._ask(words)}" for words in asked)
 
     def _ask(self, words: tuple[str, ...]) -> str:
@@ -109,6 +111,11 @@ def has_checkpoint(status: Manifest) -> bool:
     """Whether the present attempt has a verified checkpoint of its own, and a step after it."""
     newest = status.get("checkpoint") or {}
     return newest.get("attempt") == status.get("attempt") and progress_step(status) > verified_step(status) > 0
+
+
+def failures(status: Manifest) -> list[str]:
+    """What the operator says went wrong in each failed attempt, oldest first: an assertion on it shows the reason, not just a count."""
+    return [f"attempt {failure['attempt']}: {failure['message']}" for failure in reversed(status.get("failures") or [])]
 
 
 def is_running(status: Manifest) -> bool:
