@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, only, open_world, point, shared, state
+from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, only, open_world, point, shared, state, store_root
 from trainer_runtime.checkpoint.cleaning import (
     TRASH_SECONDS,
     delete_checkpoints,
@@ -29,7 +31,7 @@ from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.assignment import Keep, ResumeMode
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import dumps
-from trainer_runtime.contract.layout import StepName
+from trainer_runtime.contract.layout import StepName, step_path
 from trainer_runtime.contract.manifest import Fence
 from trainer_runtime.errors import Fenced, StoreUnavailable
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
@@ -94,6 +96,53 @@ def test_what_an_older_attempt_left_in_flight_goes_after_a_day_and_our_own_stays
         sweep(store, RUN, attempt.opened[0].writer, now=TRASH_SECONDS)
         assert store.list(f"{RUN}/tmp") == ("0000000009-00000002",)
         assert len(store.list(f"{RUN}/trash")) == 2
+
+
+class ActsAt(PosixStore):
+    """A store in which something happens right before one of the calls, counted from 0, that only look."""
+
+    def __init__(self, root: Path, moment: int, act: Callable[[], object]) -> None:
+        super().__init__(root)
+        self._calls, self._moment, self._act = 0, moment, act
+
+    @property
+    def has_acted(self) -> bool:
+        return self._calls > self._moment
+
+    def list(self, path: str) -> tuple[str, ...]:
+        self._look()
+        return super().list(path)
+
+    def exists(self, path: str) -> bool:
+        self._look()
+        return super().exists(path)
+
+    def read(self, path: str) -> bytes:
+        self._look()
+        return super().read(path)
+
+    def modified_at(self, path: str) -> float:
+        self._look()
+        return super().modified_at(path)
+
+    def _look(self) -> None:
+        self._calls += 1
+        if self._calls == self._moment + 1:
+            self._act()
+
+
+def test_a_save_that_is_committed_at_any_moment_of_a_sweep_stays(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        saved_steps(attempt, 1)
+        for moment in range(1000):
+            step = moment + 2
+            busy = ActsAt(store_root(store), moment, partial(saved_steps, attempt, step))
+            sweep(busy, RUN, attempt.opened[0].writer, now=0.0)
+            if not busy.has_acted:
+                break
+            assert StepName(step, 1) in list_committed(store, RUN), f"moment {moment}"
+            store.remove(f"{RUN}/{step_path(StepName(step, 1))}")
+        assert moment > 5
 
 
 def test_a_superseded_attempt_sweeps_nothing(store: PosixStore) -> None:

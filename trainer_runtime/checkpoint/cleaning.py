@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from trainer_runtime.checkpoint.commit import Writer
-from trainer_runtime.checkpoint.documents import read_documents
+from trainer_runtime.checkpoint.documents import find_reference, read_documents
 from trainer_runtime.checkpoint.fences import read_fences, require_ownership
 from trainer_runtime.checkpoint.frozen import named_in
-from trainer_runtime.checkpoint.inventory import list_committed, read_committed
+from trainer_runtime.checkpoint.inventory import read_committed
 from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, propose
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import Level
@@ -95,10 +95,10 @@ def sweep(store: Store, run: str, writer: Writer, now: float) -> None:
         left_behind = staged is None or staged.attempt < writer.attempt
         if left_behind and now - store.modified_at(f"{run}/{TMP}/{name}") >= ABANDONED_SECONDS:
             store.move(f"{run}/{TMP}/{name}", f"{_grave(run, name)}/staging")
-    committed = list_committed(store, run)
-    known = {str(name) for name in committed}
     for name in store.list(f"{run}/{STEPS}"):
-        if StepName.parse(name) is not None and name not in known:
+        # asked after the list: a save may commit at any moment, and what is a checkpoint by then was none in an older list
+        step = StepName.parse(name)
+        if step is not None and find_reference(store, run, step) is None:
             store.move(f"{run}/{STEPS}/{name}", f"{_grave(run, name)}/checkpoint")
     for path in find_unnamed_frozen(store, run, now):
         store.move(f"{run}/{path}", f"{_grave(run, 'frozen')}/{path}")
