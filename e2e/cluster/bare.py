@@ -93,6 +93,7 @@ class BareCluster:
         if machine.is_on():
             self.crash(node)
         boot_id = self._boot_id(machine)
+        network.renew(machine.node, [other.node for other in self.machines()])
         machine.power_on(self._programs())
         wait_until(
             lambda: self._boot_id(machine) != boot_id and self._is_ready(machine),
@@ -105,7 +106,9 @@ class BareCluster:
         network.unplug(self._machine(node).node)
 
     def heal(self, node: str) -> None:
-        network.plug_in(self._machine(node).node)
+        machine = self._machine(node)
+        if machine.is_on():  # one without power says nothing with its cable in either; here the kernel would speak for it
+            network.plug_in(machine.node)
 
     def stop_kubelet(self, node: str) -> None:
         self._machine(node).signal_program("kubelet", signal.SIGSTOP)

@@ -16,6 +16,7 @@ from e2e.cluster.commands import run, succeeds
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.settings import (
     BRIDGE,
+    BRIDGE_HARDWARE_ADDRESS,
     GUARD_METRIC,
     GUARDED_NETWORKS,
     HOST_ADDRESS,
@@ -35,12 +36,25 @@ def up(nodes: Sequence[Node], owner: Path) -> None:
     """Lay all wires, the nodes' ends included; there must be none yet. `owner` is the state directory, noted on the bridge."""
     for network in GUARDED_NETWORKS:
         _ip("route", "add", "unreachable", str(network), "metric", str(GUARD_METRIC))
-    _ip("link", "add", BRIDGE, "type", "bridge")
+    _ip("link", "add", BRIDGE, "address", BRIDGE_HARDWARE_ADDRESS, "type", "bridge")
     _ip("link", "set", BRIDGE, "alias", str(owner))
     _ip("address", "add", f"{HOST_ADDRESS}/{NODE_NETWORK.prefixlen}", "dev", BRIDGE)
     _ip("link", "set", BRIDGE, "up")
     for node in nodes:
-        _connect(node, [other for other in nodes if other != node])
+        _ip("route", "add", node.pod_network, "via", node.address)
+        _connect(node, nodes)
+
+
+def renew(node: Node, nodes: Sequence[Node]) -> None:
+    """Give the node a network that knows nothing of the one before, as a reboot does. `nodes`: all of the cluster.
+
+    The kernel keeps a pod's namespace, with its address, for as long as a socket of a killed process has something left to send: two
+    minutes after a power cut. It would answer for the next pod that gets the address.
+    """
+    # The link first: whatever keeps the old namespace alive is cut off with it. Either may be gone: a reboot can be tried again.
+    succeeds("ip", "link", "delete", node.host_link)
+    succeeds("ip", "netns", "delete", node.network_namespace)
+    _connect(node, nodes)
 
 
 def down() -> None:
@@ -104,24 +118,25 @@ def leftovers() -> list[str]:
     return [*_namespaces(), *_links(), *(f"unreachable {network}" for network in _guards())]
 
 
-def _connect(node: Node, others: Sequence[Node]) -> None:
+def _connect(node: Node, nodes: Sequence[Node]) -> None:
     namespace = node.network_namespace
     _ip("netns", "add", namespace)
-    _ip("link", "add", node.host_link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+    card = ("name", "eth0", "address", node.hardware_address, "netns", namespace)
+    _ip("link", "add", node.host_link, "type", "veth", "peer", *card)
     _ip("link", "set", node.host_link, "master", BRIDGE, "up")
     _ip("-n", namespace, "link", "set", "lo", "up")
     _ip("-n", namespace, "address", "add", f"{node.address}/{NODE_NETWORK.prefixlen}", "dev", "eth0")
     _ip("-n", namespace, "link", "set", "eth0", "up")
     run("nsenter", f"--net=/run/netns/{namespace}", "sysctl", "--quiet", "--write", "net.ipv4.ip_forward=1")
-    # A bridge without an address of its own takes the lowest one of its ports. When that pod ends, all others on the node would send to an
-    # address that is gone, for half a minute, until they ask again.
+    # With the lowest address of its ports, all pods would send to one that is gone when that port's pod ends, for half a minute, until they
+    # ask again.
     hardware_address = node.pod_bridge_hardware_address
     _ip("-n", namespace, "link", "add", POD_BRIDGE, "address", hardware_address, "type", "bridge")
     # Service addresses are rewritten before routing, yet without some route the kernel refuses to send to them at all.
     _ip("-n", namespace, "route", "add", str(SERVICE_NETWORK), "via", HOST_ADDRESS)
-    for other in others:
-        _ip("-n", namespace, "route", "add", other.pod_network, "via", other.address)
-    _ip("route", "add", node.pod_network, "via", node.address)
+    for other in nodes:
+        if other != node:
+            _ip("-n", namespace, "route", "add", other.pod_network, "via", other.address)
 
 
 def _sweep() -> bool:

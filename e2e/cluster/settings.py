@@ -14,6 +14,8 @@ from typing import Final
 
 PREFIX: Final = "rtj"
 BRIDGE: Final = f"{PREFIX}-br"
+BRIDGE_HARDWARE_ADDRESS: Final = "02:72:74:6a:02:00"
+"""Locally administered, as everything that no manufacturer gave out. By itself a bridge takes the lowest address of its ports."""
 HOST_ADDRESS: Final = "172.31.0.1"
 """The bridge's address: the API server and the cluster's DNS listen there."""
 POD_BRIDGE: Final = "cni0"
@@ -77,8 +79,13 @@ class Node:
         return f"{base}/24"
 
     @property
+    def hardware_address(self) -> str:
+        """Of the node's network card: the same after a reboot, as its peers remember it."""
+        return f"02:72:74:6a:01:{self.index:02x}"
+
+    @property
     def pod_bridge_hardware_address(self) -> str:
-        """Locally administered, as everything that no manufacturer gave out."""
+        """Of the bridge to which the node's pods are connected."""
         return f"02:72:74:6a:00:{self.index:02x}"
 
     @property

@@ -81,6 +81,31 @@ def test_the_pods_of_a_node_find_their_bridge_at_one_address_whoever_comes_and_g
     assert bridge["address"] == Node(1).pod_bridge_hardware_address
 
 
+def test_a_reboot_leaves_nothing_of_the_network_before_and_keeps_the_node_where_its_peers_know_it(no_cluster: BareCluster) -> None:
+    """Pods get the addresses of pods that died in the power cut; whatever still answers there would break their connections."""
+    no_cluster.up(1)
+    before = network_of("node1", no_cluster)
+    for command in (
+        "ip link add probe type veth peer name peer",
+        f"ip link set probe master {POD_BRIDGE} up",
+        f"ip neighbour add 10.244.1.9 lladdr 02:00:00:00:00:09 dev {POD_BRIDGE}",
+        "iptables --new-chain BEFORE",
+    ):
+        no_cluster.exec("node1", command.split())
+    no_cluster.crash("node1")
+    no_cluster.heal("node1")
+    assert "unplugged" in no_cluster.status(), "a machine without power answers nobody"
+    no_cluster.reboot("node1")
+    assert network_of("node1", no_cluster) == before
+    assert no_cluster.exec("node1", ["ip", "neighbour", "show", "dev", POD_BRIDGE]) == ""
+    assert "BEFORE" not in no_cluster.exec("node1", ["iptables", "--list-rules"])
+
+
+def network_of(node: str, cluster: BareCluster) -> dict[str, str]:
+    """Return the hardware address of each of a node's links."""
+    return {link["ifname"]: link["address"] for link in json.loads(cluster.exec(node, ["ip", "-json", "link", "show"])) if link}
+
+
 def kernel_settings() -> list[str]:
     """Return the present values of what the cluster may change."""
     return [Path("/proc/sys", *name.split(".")).read_text() for name in (*kernel.CHANGED_BY_US, *kernel.CHANGED_BY_KUBELET)]
