@@ -16,12 +16,17 @@ import json
 import math
 import types
 import typing
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 CONTRACT_VERSION = "1.0"
 """``major.minor`` of every document. Readers refuse another major and accept any minor."""
 
 T = TypeVar("T")
+_Path = tuple[Any, "str | int"]
+"""Where a value stands: (the path of what holds it, its field, key or number). Put into words only for an error."""
+_Reader = Callable[[Any, _Path], Any]
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
 
 
 class ContractError(ValueError):
@@ -41,19 +46,8 @@ def check_version(version: str) -> None:
 
 def to_jsonable(value: Any) -> Any:
     """Turn a contract value into plain JSON types. ``None`` fields are kept, so that a reader sees every field once."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_jsonable(getattr(value, name)) for name in _field_names(type(value))}
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, (tuple, list)):
-        return [to_jsonable(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): to_jsonable(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)  # JSON has no NaN; "nan", "inf" and "-inf" are read back by from_jsonable
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    raise ContractError(f"{type(value).__name__} is not a contract type")
+    kind: Any = type(value)
+    return value if kind in _PLAIN else _writer(kind)(value)
 
 
 def dumps(value: Any) -> str:
@@ -72,97 +66,167 @@ def loads(cls: type[T], text: str | bytes) -> T:
 
 def from_jsonable(cls: type[T], data: Any) -> T:
     """Read one ``cls`` from plain JSON types. Raises ContractError with the path of the first field that is wrong."""
-    return typing.cast(T, _read(cls, data, cls.__name__))
+    kind: Any = cls
+    return typing.cast(T, _reader(kind)(data, (None, cls.__name__)))
 
 
-def _read(kind: Any, data: Any, path: str) -> Any:
+@functools.cache
+def _writer(kind: type[Any]) -> Callable[[Any], Any]:
+    """Return what turns values of exactly that type into plain JSON types."""
+    if dataclasses.is_dataclass(kind):
+        names = tuple(field.name for field in dataclasses.fields(kind))
+        return lambda value: {name: to_jsonable(getattr(value, name)) for name in names}
+    if issubclass(kind, enum.Enum):
+        return lambda value: value.value
+    if issubclass(kind, (tuple, list)):
+        return lambda value: [to_jsonable(item) for item in value]
+    if issubclass(kind, dict):
+        return lambda value: {str(key): to_jsonable(item) for key, item in value.items()}
+    if issubclass(kind, float):
+        # JSON has no NaN; "nan", "inf" and "-inf" are read back by from_jsonable
+        return lambda value: value if math.isfinite(value) else repr(value)
+    if issubclass(kind, (str, int)):
+        return lambda value: value
+    raise ContractError(f"{kind.__name__} is not a contract type")
+
+
+@functools.cache
+def _reader(kind: Any) -> _Reader:
+    """Return what reads values of that type. One is made per type: a rank index has ten thousands of entries of the same two."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        return _read_optional(kind, data, path)
+        return _optional_reader(kind)
     if origin is tuple:
-        (item_kind, _ellipsis) = typing.get_args(kind)
-        _expect(isinstance(data, list), path, data, "a list")
-        return tuple(_read(item_kind, item, f"{path}[{index}]") for index, item in enumerate(data))
+        return _tuple_reader(typing.get_args(kind)[0])
     if origin is dict:
-        _expect(isinstance(data, dict), path, data, "an object")
-        (_key_kind, item_kind) = typing.get_args(kind)
-        return {key: _read(item_kind, item, f"{path}.{key}") for key, item in data.items()}
+        return _dict_reader(typing.get_args(kind)[1])
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _read_dataclass(kind, data, path)
+        return _dataclass_reader(kind)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        allowed = [member.value for member in kind]
-        _expect(data in allowed, path, data, f"one of {allowed}")
-        return kind(data)
-    if kind is Any:
-        return data
-    return _read_scalar(kind, data, path)
+        return _enum_reader(kind)
+    if kind in _SCALARS:
+        return _SCALARS[kind]
+    raise ContractError(f"{kind!r} is not a contract type")
 
 
-def _read_optional(kind: Any, data: Any, path: str) -> Any:
+def _tuple_reader(item_kind: Any) -> _Reader:
+    read_item = _reader(item_kind)
+
+    def read(data: Any, path: _Path) -> Any:
+        _expect(isinstance(data, list), path, data, "a list")
+        return tuple([read_item(item, (path, index)) for index, item in enumerate(data)])
+
+    return read
+
+
+def _dict_reader(item_kind: Any) -> _Reader:
+    read_item = _reader(item_kind)
+
+    def read(data: Any, path: _Path) -> Any:
+        _expect(isinstance(data, dict), path, data, "an object")
+        return {key: read_item(item, (path, key)) for key, item in data.items()}
+
+    return read
+
+
+def _enum_reader(kind: type[enum.Enum]) -> _Reader:
+    members: dict[Any, enum.Enum] = {member.value: member for member in kind}
+
+    def read(data: Any, path: _Path) -> Any:
+        _expect(isinstance(data, (str, int)) and data in members, path, data, f"one of {list(members)}")
+        return members[data]
+
+    return read
+
+
+def _optional_reader(kind: Any) -> _Reader:
     members = [member for member in typing.get_args(kind) if member is not type(None)]
-    if data is None:
-        return None
     if len(members) == 1:
-        return _read(members[0], data, path)
-    for member in members:
-        if isinstance(member, type) and isinstance(data, member) and not (member is int and isinstance(data, bool)):
-            return data
-    raise ContractError(f"{path}: {data!r} is not one of {[member.__name__ for member in members]}")
+        read_member = _reader(members[0])
+        return lambda data, path: None if data is None else read_member(data, path)
+
+    def read(data: Any, path: _Path) -> Any:
+        if data is None:
+            return None
+        for member in members:
+            if isinstance(member, type) and isinstance(data, member) and not (member is int and isinstance(data, bool)):
+                return data
+        raise ContractError(f"{_in_words(path)}: {data!r} is not one of {[member.__name__ for member in members]}")
+
+    return read
 
 
-def _read_dataclass(kind: Any, data: Any, path: str) -> Any:
-    _expect(isinstance(data, dict), path, data, "an object")
-    hints = _hints(kind)
-    if "version" in hints:
-        check_version(str(data.get("version", "")))
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if field.name in data:
-            values[field.name] = _read(hints[field.name], data[field.name], f"{path}.{field.name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ContractError(f"{path}.{field.name}: missing")
-    try:
-        return kind(**values)
-    except ContractError:
-        raise
-    except ValueError as error:
-        raise ContractError(f"{path}: {error}") from error
+def _dataclass_reader(kind: Any) -> _Reader:
+    hints = typing.get_type_hints(kind)
+    has_version = "version" in hints
+    fields = [
+        (field.name, _reader(hints[field.name]), field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+        for field in dataclasses.fields(kind)
+    ]
 
-
-def _read_scalar(kind: Any, data: Any, path: str) -> Any:
-    if kind is float:
-        if isinstance(data, str) and data in ("nan", "inf", "-inf"):
-            return float(data)
-        _expect(isinstance(data, (int, float)) and not isinstance(data, bool), path, data, "a number")
+    def read(data: Any, path: _Path) -> Any:
+        _expect(isinstance(data, dict), path, data, "an object")
+        if has_version:
+            check_version(str(data.get("version", "")))
+        values: dict[str, Any] = {}
+        for name, read_field, is_needed in fields:
+            if name in data:
+                values[name] = read_field(data[name], (path, name))
+            elif is_needed:
+                raise ContractError(f"{_in_words(path)}.{name}: missing")
         try:
-            return float(data)
-        except OverflowError as error:
-            raise ContractError(f"{path}: an integer of {len(str(data))} digits is no number of 64 bits") from error
-    if kind is int:
-        _expect(isinstance(data, int) and not isinstance(data, bool), path, data, "an integer")
-        return data
-    if kind is str:
-        _expect(isinstance(data, str), path, data, "a str")
-        # Half of a surrogate pair is legal in JSON and in no other encoding: whoever passed it on would fail later.
-        return data if data.isascii() else data.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if kind is bool:
-        _expect(isinstance(data, bool), path, data, "a bool")
-        return data
-    raise ContractError(f"{path}: {kind!r} is not a contract type")
+            return kind(**values)
+        except ContractError:
+            raise
+        except ValueError as error:
+            raise ContractError(f"{_in_words(path)}: {error}") from error
+
+    return read
 
 
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Resolving annotations compiles them; a rank index has ten thousands of entries of the same two types."""
-    return typing.get_type_hints(kind)
+def _read_float(data: Any, path: _Path) -> float:
+    if isinstance(data, str) and data in ("nan", "inf", "-inf"):
+        return float(data)
+    _expect(isinstance(data, (int, float)) and not isinstance(data, bool), path, data, "a number")
+    try:
+        return float(data)
+    except OverflowError as error:
+        raise ContractError(f"{_in_words(path)}: an integer of {len(str(data))} digits is no number of 64 bits") from error
 
 
-@functools.cache
-def _field_names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _read_int(data: Any, path: _Path) -> Any:
+    _expect(isinstance(data, int) and not isinstance(data, bool), path, data, "an integer")
+    return data
 
 
-def _expect(holds: bool, path: str, data: Any, wanted: str) -> None:
+def _read_str(data: Any, path: _Path) -> str:
+    _expect(isinstance(data, str), path, data, "a str")
+    # Half of a surrogate pair is legal in JSON and in no other encoding: whoever passed it on would fail later.
+    return str(data) if data.isascii() else str(data.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+
+
+def _read_bool(data: Any, path: _Path) -> Any:
+    _expect(isinstance(data, bool), path, data, "a bool")
+    return data
+
+
+_SCALARS: Final[dict[Any, _Reader]] = {
+    float: _read_float,
+    int: _read_int,
+    str: _read_str,
+    bool: _read_bool,
+    Any: lambda data, _path: data,
+}
+
+
+def _expect(holds: bool, path: _Path, data: Any, wanted: str) -> None:
     if not holds:
         shown = repr(data)
-        raise ContractError(f"{path}: {shown[:80]} is not {wanted}")
+        raise ContractError(f"{_in_words(path)}: {shown[:80]} is not {wanted}")
+
+
+def _in_words(path: _Path) -> str:
+    before, part = path
+    if before is None:
+        return str(part)
+    return f"{_in_words(before)}[{part}]" if isinstance(part, int) else f"{_in_words(before)}.{part}"
