@@ -8,7 +8,6 @@ wait in memory instead. It decides nothing about *which* checkpoint: that came w
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from trainer_runtime.errors import ConfigurationError, Refused
 from trainer_runtime.state.leaves import Leaf
 from trainer_runtime.state.tree import decode
 from trainer_runtime.store.base import Store
+from trainer_runtime.store.buffers import make_buffer
 from trainer_runtime.store.open import open_store
 
 _Chunk = tuple[FileNeeds, int]
@@ -160,7 +160,7 @@ class Checkpoint:
         largest = max((needs.file.chunk_size for needs, _number in chunks), default=0)
         scratch: SimpleQueue[memoryview] = SimpleQueue()
         for _ in range(IO_LANES):
-            scratch.put(memoryview(mmap.mmap(-1, max(1, largest))))
+            scratch.put(memoryview(make_buffer(max(1, largest))))
 
         def run(needs: FileNeeds, number: int) -> None:
             memory = scratch.get_nowait()  # as many as there are threads

@@ -14,13 +14,13 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from mmap import mmap
 from pathlib import Path
 from typing import Final
 
 from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.errors import StoreUnavailable
 from trainer_runtime.store.base import AlreadyInStore, NotInStore
+from trainer_runtime.store.buffers import make_buffer
 
 BLOCK_BYTES: Final = 16 * 1024 * 1024
 """Bytes per write call: large enough to keep a disk busy, small enough that a failure shows early."""
@@ -83,7 +83,7 @@ class PosixStore:
             try:
                 if not direct:  # the pages were fsynced, so the kernel may drop them and must then read them again
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                with mmap(-1, block_bytes) as buffer, memoryview(buffer) as view:
+                with make_buffer(block_bytes) as buffer, memoryview(buffer) as view:
                     offset = 0
                     while length := _read_fully(descriptor, view, offset):
                         with view[:length] as block:

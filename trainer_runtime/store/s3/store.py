@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from mmap import mmap
 from typing import Final
 
 from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.contract.layout import MANIFEST, STEPS, TMP
 from trainer_runtime.errors import CommitUndecided, StoreUnavailable
 from trainer_runtime.store.base import AlreadyInStore, NotInStore
+from trainer_runtime.store.buffers import make_buffer
 from trainer_runtime.store.s3 import keys
 from trainer_runtime.store.s3.api import Api, Limits
 from trainer_runtime.store.s3.capabilities import PROBE_KEY, Capabilities, find_capabilities
@@ -74,7 +74,7 @@ class S3Store:
 
     def read_back(self, path: str, block_bytes: int) -> Iterator[memoryview]:
         stream = Stream(self._api, self._key(path))
-        view = memoryview(mmap(-1, block_bytes))  # not closed by hand: the error of a read holds on to a part of it
+        view = memoryview(make_buffer(block_bytes))  # not closed by hand: the error of a read holds on to a part of it
         try:
             while length := stream.read_into(view):
                 with view[:length] as block:
