@@ -7,23 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 import xxhash
 
 from trainer_runtime.checkpoint.documents import pieces_in, read_documents
 from trainer_runtime.checkpoint.frozen import locate
 from trainer_runtime.checkpoint.image import BadHeader, check_header, header_length
-from trainer_runtime.checkpoint.lanes import IO_LANES
+from trainer_runtime.checkpoint.lanes import HOT_BYTES, IO_LANES
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.contract.beat import Level
 from trainer_runtime.contract.codec import dumps
 from trainer_runtime.contract.layout import VERIFIED
 from trainer_runtime.contract.manifest import FileEntry, RankIndex, VerifiedMark
 from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
-
-HOT_BYTES: Final = 1024 * 1024
-"""Bytes that are read from a file system and hashed at a time, so that they are hashed while they lie in a core's cache."""
 
 
 def verify_checkpoint(store: Store, reference: Reference, on_bytes: Callable[[int], None] = lambda _bytes: None) -> None:

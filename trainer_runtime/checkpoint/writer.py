@@ -13,7 +13,7 @@ import xxhash
 
 from trainer_runtime.checkpoint import frozen
 from trainer_runtime.checkpoint.job import StagedFile
-from trainer_runtime.checkpoint.lanes import IO_LANES, hash_lanes
+from trainer_runtime.checkpoint.lanes import HOT_BYTES, IO_LANES, hash_lanes
 from trainer_runtime.contract.manifest import CHUNK_BYTES, FileEntry
 from trainer_runtime.store.base import Store
 
@@ -53,8 +53,12 @@ def identify(file: StagedFile, image: memoryview) -> FileEntry:
     """Return the SHA-256 of a file's image and the XXH3-128 of each of its chunks."""
     whole = hashlib.sha256()
     chunks = []
-    for offset in range(0, file.size, CHUNK_BYTES):
-        chunk = image[offset : min(offset + CHUNK_BYTES, file.size)]
-        whole.update(chunk)
-        chunks.append(xxhash.xxh3_128_hexdigest(chunk))
+    for begin in range(0, file.size, CHUNK_BYTES):
+        end = min(begin + CHUNK_BYTES, file.size)
+        chunk = xxhash.xxh3_128()
+        for offset in range(begin, end, HOT_BYTES):
+            block = image[offset : min(offset + HOT_BYTES, end)]
+            whole.update(block)
+            chunk.update(block)
+        chunks.append(chunk.hexdigest())
     return FileEntry(file.path, file.size, whole.hexdigest(), CHUNK_BYTES, tuple(chunks))
