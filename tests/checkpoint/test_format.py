@@ -8,6 +8,7 @@ import struct
 
 import torch
 import xxhash
+from blake3 import blake3
 
 from tests.checkpoint.world import RUN, attempt_on
 from trainer_runtime.contract.codec import dumps, loads
@@ -34,9 +35,9 @@ MODEL_HEADER = (
 MODEL_DATA = struct.pack("<4f", 1.0, 2.0, 3.0, 4.0) + b"\x80\x3f\x00\xc0"
 INDEX = (
     '{"files":['
-    '{"chunk_size":16777216,"path":"data/00000-model-0.safetensors","sha256":"MODEL-SHA","size":4116,"xxh3_128":["MODEL-XXH"]},'
-    '{"chunk_size":16777216,"path":"data/00000-optim-0.safetensors","sha256":"OPTIM-SHA","size":4104,"xxh3_128":["OPTIM-XXH"]},'
-    '{"chunk_size":16777216,"path":"data/00000-extra-0.safetensors","sha256":"EXTRA-SHA","size":4097,"xxh3_128":["EXTRA-XXH"]}],'
+    '{"blake3":"MODEL-B3","chunk_size":16777216,"path":"data/00000-model-0.safetensors","size":4116,"xxh3_128":["MODEL-XXH"]},'
+    '{"blake3":"OPTIM-B3","chunk_size":16777216,"path":"data/00000-optim-0.safetensors","size":4104,"xxh3_128":["OPTIM-XXH"]},'
+    '{"blake3":"EXTRA-B3","chunk_size":16777216,"path":"data/00000-extra-0.safetensors","size":4097,"xxh3_128":["EXTRA-XXH"]}],'
     '"objects":['
     '{"name":"rank00000/data","value":{"dict":[["cursor",24]]}},'
     '{"name":"scheduler","value":{"dict":[["last",3],[1,{"tuple":[{"float":"0x1.0000000000000p-1"},null]}]]}}],'
@@ -72,7 +73,7 @@ def test_data_files_and_index_are_exactly_these_bytes(store: PosixStore) -> None
 
     index = INDEX
     for kind, data in files.items():
-        index = index.replace(f"{kind.upper()}-SHA", hashlib.sha256(data).hexdigest())
+        index = index.replace(f"{kind.upper()}-B3", blake3(data).hexdigest())
         index = index.replace(f"{kind.upper()}-XXH", xxhash.xxh3_128(data).hexdigest())
     assert store.read(f"{directory}/ranks/00000.json").decode() == index
 

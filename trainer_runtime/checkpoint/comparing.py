@@ -85,7 +85,7 @@ def _structure(entry: TensorEntry) -> tuple[str, list[int], str | None]:
 
 
 def _digests(documents: Documents) -> dict[str, str]:
-    return {file.path: file.sha256 for index in documents.indexes for file in index.files}
+    return {file.path: file.blake3 for index in documents.indexes for file in index.files}
 
 
 def _placement(entry: TensorEntry, digests: Mapping[str, str]) -> set[tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 An element, taken as an unsigned number of its own bits, is multiplied by one odd weight per axis, chosen by its index in the *whole*
 tensor; the fingerprint is the sum modulo 2^32. So the fingerprints of any set of blocks that make up a tensor add up to the tensor's own.
-It is computed of the staged bytes (12 GB/s for elements of four bytes, where SHA-256 takes 1.7). It guards against elements that were
+It is computed of the staged bytes (0.05 processor seconds per GB for elements of four bytes). It guards against elements that were
 misplaced, lost or taken twice; damage to bytes is what the files' digests are for.
 """
 

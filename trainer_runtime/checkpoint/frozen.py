@@ -1,6 +1,6 @@
 """Files of tensors that training does not change: named by what they hold, stored once per run, referred to by every checkpoint.
 
-``frozen/<sha256>.safetensors`` lies beside ``steps/``. A path that begins so is relative to the run; every other path of a checkpoint is
+``frozen/<BLAKE3>.safetensors`` lies beside ``steps/``. A path that begins so is relative to the run; every other path of a checkpoint is
 relative to the checkpoint. Two writers of one name write the same bytes, so that it does not matter who was first.
 """
 
@@ -20,9 +20,9 @@ from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
 _SUFFIX: Final = ".safetensors"
 
 
-def frozen_path(sha256: str) -> str:
+def frozen_path(blake3: str) -> str:
     """Return the path of the file with this digest, relative to the run."""
-    return f"{FROZEN}/{sha256}{_SUFFIX}"
+    return f"{FROZEN}/{blake3}{_SUFFIX}"
 
 
 def is_frozen(path: str) -> bool:
@@ -46,14 +46,14 @@ def write(store: Store, run: str, file: FileEntry, image: memoryview) -> None:
     Raises SaveFailed when the bytes are not those that its name says: a frozen tensor changed while it was staged. A file of that name
     whose bytes are wrong heals: it goes to the trash, and this one takes its place.
     """
-    if file.path != frozen_path(file.sha256):
+    if file.path != frozen_path(file.blake3):
         raise SaveFailed(f"{file.path}: a frozen tensor changed while it was staged; the next save writes it anew")
     path = f"{run}/{file.path}"
     if is_intact(store, path, file):
         return
     if store.exists(path):
-        _move(store, path, f"{run}/{TRASH}/{file.sha256}-{uuid.uuid4().hex[:8]}/{file.sha256}{_SUFFIX}")
-    draft = f"{run}/{TMP}/frozen-{file.sha256}-{uuid.uuid4().hex[:8]}"
+        _move(store, path, f"{run}/{TRASH}/{file.blake3}-{uuid.uuid4().hex[:8]}/{file.blake3}{_SUFFIX}")
+    draft = f"{run}/{TMP}/frozen-{file.blake3}-{uuid.uuid4().hex[:8]}"
     store.write_file(draft, image, file.size)
     try:
         store.move(draft, path)

@@ -9,15 +9,15 @@ from then on.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 import xxhash
 
 from trainer_runtime.checkpoint.frozen import frozen_path
+from trainer_runtime.checkpoint.identity import identify
 from trainer_runtime.checkpoint.pieces import FilePlan
 from trainer_runtime.contract.manifest import CHUNK_BYTES, FileEntry
 from trainer_runtime.errors import CheckpointDamaged
@@ -118,16 +118,8 @@ def _mark_of(leaf: Leaf) -> _Mark | None:
 
 
 def _identify(file: FilePlan, leaves: Sequence[Leaf]) -> FileEntry:
-    whole = hashlib.sha256()
-    chunks = []
-    for begin in range(0, file.size, CHUNK_BYTES):
-        chunk = xxhash.xxh3_128()
-        for part in _image(file, leaves, begin, min(begin + CHUNK_BYTES, file.size)):
-            whole.update(part)
-            chunk.update(part)
-        chunks.append(chunk.hexdigest())
-    sha256 = whole.hexdigest()
-    return FileEntry(frozen_path(sha256), file.size, sha256, CHUNK_BYTES, tuple(chunks))
+    entry = identify(file.path, file.size, lambda begin, end: _image(file, leaves, begin, end))
+    return replace(entry, path=frozen_path(entry.blake3))
 
 
 def _chunk_digest(file: FilePlan, leaves: Sequence[Leaf], number: int) -> str:

@@ -5,16 +5,14 @@ The digests are taken of the memory, never of the file: a file that differs from
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import xxhash
-
 from trainer_runtime.checkpoint import frozen
+from trainer_runtime.checkpoint.identity import identify
 from trainer_runtime.checkpoint.job import StagedFile
 from trainer_runtime.checkpoint.lanes import HOT_BYTES, IO_LANES, hash_lanes
-from trainer_runtime.contract.manifest import CHUNK_BYTES, FileEntry
+from trainer_runtime.contract.manifest import FileEntry
 from trainer_runtime.store.base import Store
 
 
@@ -37,7 +35,7 @@ def write_files(
         ThreadPoolExecutor(max_workers=hash_lanes(), thread_name_prefix="rtj-hash") as hashing,
         ThreadPoolExecutor(max_workers=IO_LANES, thread_name_prefix="rtj-write") as writing,
     ):
-        identities = [hashing.submit(identify, file, image(file)) for file in files]
+        identities = [hashing.submit(_identify, file, image(file)) for file in files]
         written = [writing.submit(write, file, identity) for file, identity in zip(files, identities, strict=True)]
         try:
             for job in written:
@@ -49,16 +47,9 @@ def write_files(
             raise
 
 
-def identify(file: StagedFile, image: memoryview) -> FileEntry:
-    """Return the SHA-256 of a file's image and the XXH3-128 of each of its chunks."""
-    whole = hashlib.sha256()
-    chunks = []
-    for begin in range(0, file.size, CHUNK_BYTES):
-        end = min(begin + CHUNK_BYTES, file.size)
-        chunk = xxhash.xxh3_128()
+def _identify(file: StagedFile, image: memoryview) -> FileEntry:
+    def blocks(begin: int, end: int) -> Iterator[memoryview]:
         for offset in range(begin, end, HOT_BYTES):
-            block = image[offset : min(offset + HOT_BYTES, end)]
-            whole.update(block)
-            chunk.update(block)
-        chunks.append(chunk.hexdigest())
-    return FileEntry(file.path, file.size, whole.hexdigest(), CHUNK_BYTES, tuple(chunks))
+            yield image[offset : min(offset + HOT_BYTES, end)]
+
+    return identify(file.path, file.size, blocks)

@@ -20,11 +20,11 @@ CHUNK_BYTES: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One data file: its identity (SHA-256 of all bytes) and XXH3-128 of each chunk of ``chunk_size`` bytes, as hex."""
+    """One data file: its identity (BLAKE3 of all bytes) and XXH3-128 of each chunk of ``chunk_size`` bytes, as hex."""
 
     path: str
     size: int
-    sha256: str
+    blake3: str
     chunk_size: int
     xxh3_128: tuple[str, ...]
 
