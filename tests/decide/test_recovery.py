@@ -13,7 +13,7 @@ from rtj_operator.decide.plan import CordonNode, DeletePod
 from tests.decide.world import UID, World, evidence, record, spec_of
 from trainer_runtime.contract.beat import Level, Phase
 from trainer_runtime.contract.evidence import Strength
-from trainer_runtime.contract.exit_report import DamagedCheckpoint, ExitReport, Outcome
+from trainer_runtime.contract.exit_report import DamagedCheckpoint, ExitReport, Outcome, VerifiedCheckpoint
 
 
 def relaunch(world: World) -> World:
@@ -686,6 +686,16 @@ def test_a_committed_checkpoint_is_better_than_nothing() -> None:
     world.fail(0, step=10)
     relaunch(world)
     assert world.status.resume_point is not None and world.status.resume_point.step == 5
+
+
+def test_a_checkpoint_that_only_an_exit_report_names_is_the_resume_point() -> None:
+    """The beats that told of it met no operator."""
+    world = World().launch()
+    told = record(5, 1)
+    world.fail(0, step=10, verified=VerifiedCheckpoint(told.step, told.uri, told.manifest_sha256))
+    relaunch(world)
+    assert world.status.resume_point is not None
+    assert (world.status.resume_point.step, world.status.resume_point.manifest_sha256) == (5, told.manifest_sha256)
 
 
 def test_start_fresh_acts_once() -> None:

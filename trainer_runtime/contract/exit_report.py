@@ -71,7 +71,7 @@ class DamagedCheckpoint:
 
 @dataclass(frozen=True)
 class VerifiedCheckpoint:
-    """The newest checkpoint this worker knows to be verified."""
+    """The newest checkpoint of the report's own attempt that this worker knows to be verified in the job's store."""
 
     step: int
     uri: str

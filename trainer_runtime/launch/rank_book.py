@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer_runtime.channel.codec import decode_up
 from trainer_runtime.channel.messages import DeleteProposed, Ending, Holding, Progress, Raised, Recorded, SaveAbandoned, Up
-from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RankSummary, RecordKey, SaveFailure
+from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RankSummary, RecordKey, SaveFailure, Tier
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.evidence import Evidence, Strength
 from trainer_runtime.contract.exit_report import VerifiedCheckpoint
@@ -131,8 +131,8 @@ class RankBook:
 
     @property
     def verified(self) -> VerifiedCheckpoint | None:
-        """The newest verified checkpoint this attempt reported."""
-        verified = [record for record in self._records if record.level is Level.VERIFIED]
+        """The newest verified checkpoint in the store that this attempt reported."""
+        verified = [record for record in self._records if record.level is Level.VERIFIED and record.tier is Tier.STORE]
         newest = max(verified, key=lambda record: record.step, default=None)
         return VerifiedCheckpoint(newest.step, newest.uri, newest.manifest_sha256) if newest else None
 

@@ -13,7 +13,7 @@ from rtj_operator.decide import ledger, node_policy
 from rtj_operator.decide.observation import Observation, WorkerBeat
 from rtj_operator.decide.policy import Policy
 from rtj_operator.decide.workers import Worker, highest_known_attempt
-from trainer_runtime.contract.beat import CheckpointRecord, Phase
+from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase
 
 _TRAINING: Final = frozenset(phase.value for phase in (Phase.TRAIN, Phase.SAVE, Phase.EVAL))
 _BEFORE_TRAINING: Final = (Phase.HOLD, Phase.START)
@@ -25,7 +25,7 @@ SAVE_FAILED_EVENT_EVERY: Final = timedelta(minutes=5)
 def learn(status: JobStatus, observation: Observation, workers: tuple[Worker, ...], now: datetime, policy: Policy) -> JobStatus:
     """Return the status with everything this observation teaches."""
     job = observation.job
-    told = (*observation.store.records, *observation.store.found, *_inventory(observation))
+    told = (*observation.store.records, *observation.store.found, *_inventory(observation), *_last_words(job.run, workers))
     status = ledger.merge(status, told, job.run, now)
     status = _with_save_failure(status, job.status, workers, now)
     status = _with_lost_attempts(_with_fences(status, observation, workers), observation)
@@ -48,6 +48,16 @@ def hold_beat(workers: tuple[Worker, ...]) -> WorkerBeat | None:
 def _inventory(observation: Observation) -> tuple[CheckpointRecord, ...]:
     """What a holding worker of this job sees in the store; from any attempt, because the store is one."""
     return tuple(record for beat in observation.beats.values() if beat.beat.phase is Phase.HOLD for record in beat.beat.inventory)
+
+
+def _last_words(run: str, workers: tuple[Worker, ...]) -> tuple[CheckpointRecord, ...]:
+    """What ended workers name in their reports: their last beats may have met no operator, while it was moved to another node."""
+    reports = [worker.report for worker in workers if worker.report is not None]
+    return tuple(
+        CheckpointRecord(run, report.verified.step, report.attempt, report.verified.uri, report.verified.manifest_sha256, Level.VERIFIED)
+        for report in reports
+        if report.verified is not None
+    )
 
 
 def _with_fences(status: JobStatus, observation: Observation, workers: tuple[Worker, ...]) -> JobStatus:
