@@ -18,10 +18,10 @@ _RECOMPUTED_CHILD: Final = "_checkpoint_wrapped_module"
 
 def unwrap(module: nn.Module) -> nn.Module:
     """Return what a wrapper wraps, through any number of wrappers; a module that is no wrapper is returned as it is."""
-    child = _wrapped_child(module)
-    while child is not None:
-        module = module._modules[child]  # type: ignore[assignment]  # _wrapped_child found it there
-        child = _wrapped_child(module)
+    while (child := _wrapped_child(module)) is not None:
+        wrapped = module._modules[child]
+        assert wrapped is not None, "a wrapper wraps something"
+        module = wrapped
     return module
 
 
