@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 from trainer_runtime.contract.allow import Allow
 from trainer_runtime.contract.manifest import TensorEntry
 from trainer_runtime.errors import ConfigurationError
-from trainer_runtime.state import attachments, ddp, model, names, rng, sharding, strict, tree
+from trainer_runtime.state import as_built, attachments, ddp, model, rng, sharding, strict, tree
 from trainer_runtime.state.data import DataSource
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.state.model import World
@@ -83,11 +83,19 @@ class TrainingState:
         for module in self._modules.values():
             sharding.gather_nothing(module)
         self._optimizers = self._name_optimizers(optimizers)
-        self._config = attachments.plain(config, exact=True)
         self.attachments = {"tokenizer": attachments.find_files(tokenizer), "config": attachments.render_config(config)}
         """What is kept beside the checkpoints, by kind."""
         self._check()
-        self._as_built = self._describe()
+        self._as_built = as_built.describe(
+            world=world,
+            modules=self._modules,
+            optimizers=self._optimizers,
+            schedulers=self._schedulers,
+            objects={**self._stateful, **self._generators},
+            data=data,
+            config=attachments.plain(config, exact=True),
+            tokenizer=self.attachments["tokenizer"],
+        )
         self._stepped = False
         for state in self._optimizers:
             state.optimizer.register_step_post_hook(self._note_step)
@@ -248,56 +256,6 @@ class TrainingState:
         for state in self._optimizers:
             state.check()
 
-    def _describe(self) -> dict[str, Any]:
-        optimizers = {state.prefix: state.describe() for state in self._optimizers}
-        return {
-            "world_size": self.world.size,
-            "optimizer": {
-                prefix: {
-                    "class": described["class"],
-                    "groups": [strict.describe_names(group["parameters"]) for group in described["groups"]],
-                }
-                for prefix, described in optimizers.items()
-            },
-            "hyperparameters": {
-                prefix: [
-                    {key: tree.encode(value, f"{prefix} {key}") for key, value in group["hyper"].items()} for group in described["groups"]
-                ]
-                for prefix, described in optimizers.items()
-            },
-            "scheduler": {keyword: self._describe_scheduler(keyword, value) for keyword, value in self._schedulers.items()},
-            "objects": {
-                **{keyword: _class_of(names.unwrap(value)) for keyword, value in self._modules.items() if keyword != "model"},
-                **{keyword: _class_of(value) for keyword, value in {**self._stateful, **self._generators}.items()},
-            },
-            "rng": rng.kinds(rng.gather()),
-            "data": self.data.describe(),
-            "config": self._config,
-            "tokenizer": {file.name: file.sha256 for file in self.attachments["tokenizer"]},
-            "determinism": strict.describe_determinism(),
-            "mesh": self._describe_meshes(),
-            "ddp": {keyword: ddp.describe(module) for keyword, module in self._modules.items() if ddp.describe(module)},
-        }
-
-    def _describe_meshes(self) -> dict[str, Any]:
-        """Return, by module, mesh and placements, which parameters are sharded so: ``{"model": {"dp=2,tp=2": {"S(0)R": {…}}}}``."""
-        described = {
-            keyword: {
-                mesh: {places: strict.describe_names(held) for places, held in by_placement.items()}
-                for mesh, by_placement in sharding.describe(model.every_parameter(module)).items()
-            }
-            for keyword, module in self._modules.items()
-        }
-        return {keyword: meshes for keyword, meshes in described.items() if meshes}
-
-    def _describe_scheduler(self, keyword: str, scheduler: Any) -> dict[str, Any]:
-        """Return class and state as built: the same script builds the same one, whatever step the run stands at."""
-        _tensors, skeleton = tree.flatten(scheduler.state_dict(), keyword)
-        return {
-            "class": _class_of(scheduler),
-            "as_built": {str(key): tree.encode(value, f"{keyword}/{key}") for key, value in skeleton.items()},
-        }
-
     def _module_leaves(self, weights_only: bool = False) -> list[Leaf]:
         modules = {"model": self._modules["model"]} if weights_only else self._modules
         for module in modules.values():
@@ -400,7 +358,3 @@ def _leaf_name(optimizer_name: str) -> str:
 def _saved_name(name: str, saved: Mapping[str, TensorEntry]) -> str:
     plain = _without_rank(name)
     return next((candidate for candidate in (name, plain, World().own(plain)) if candidate in saved), name)
-
-
-def _class_of(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
