@@ -19,12 +19,13 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import create_loader
-from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_before_delay
 
 from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.errors import StoreUnavailable
 from trainer_runtime.store.base import NotInStore
 from trainer_runtime.store.s3.answers import code_of, describe, is_absent, is_passing, is_refused_condition, is_undecided
+from trainer_runtime.store.s3.jitter import wait_seconds
 
 T = TypeVar("T")
 
@@ -208,7 +209,7 @@ class Api:
         return Retrying(
             retry=retry_if_exception(is_passing),
             stop=stop_before_delay(seconds or self.limits.request),
-            wait=wait_random_exponential(multiplier=0.1, max=5.0),
+            wait=wait_seconds,
             reraise=True,
         )
 
