@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from trainer_runtime.contract.allow import Allow
-from trainer_runtime.ending import exit_on_problem
-from trainer_runtime.parts import assemble
-from trainer_runtime.reporter import Reporter
+from trainer_runtime.loop.ending import exit_on_problem
+from trainer_runtime.loop.parts import assemble
+from trainer_runtime.loop.reporter import Reporter
 from trainer_runtime.run import Run
 from trainer_runtime.settings import resolve
 from trainer_runtime.state.data import open_source

@@ -17,15 +17,15 @@ from types import TracebackType
 from typing import Any, Final, SupportsFloat
 
 from trainer_runtime.channel.messages import Ending
-from trainer_runtime.conductor import Conductor
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord, Phase
 from trainer_runtime.contract.exit_report import Outcome
-from trainer_runtime.ending import at_exit, exit_on_problem, on_uncaught, say
 from trainer_runtime.errors import ConfigurationError, SaveFailed
-from trainer_runtime.notes import Notes
-from trainer_runtime.parts import Parts
-from trainer_runtime.saver import WAIT_SECONDS
+from trainer_runtime.loop.conductor import Conductor
+from trainer_runtime.loop.ending import at_exit, exit_on_problem, on_uncaught, say
+from trainer_runtime.loop.notes import Notes
+from trainer_runtime.loop.parts import Parts
+from trainer_runtime.loop.saver import WAIT_SECONDS
 from trainer_runtime.settings import whole
 from trainer_runtime.state.data import StepCounter
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from tests.runtime.together_job import attach, exit_of
-from trainer_runtime import ending
 from trainer_runtime.contract.environment import GRACE_SECONDS
+from trainer_runtime.loop import ending
 
 LITTLE_SECONDS = 2.05
 """All but nothing is left of it when what is kept for ending is taken off."""

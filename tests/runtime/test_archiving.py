@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.world import RUN, attempt_on, directory_of, flip, point, state, writer
-from trainer_runtime.archiving import MAX_WAITING, Archivist
 from trainer_runtime.checkpoint.cleaning import read_held
 from trainer_runtime.checkpoint.inventory import list_committed, read_inventory
 from trainer_runtime.contract.beat import CheckpointRecord, Level, Tier
 from trainer_runtime.errors import StoreUnavailable
+from trainer_runtime.loop.archiving import MAX_WAITING, Archivist
 from trainer_runtime.store.base import Store
 from trainer_runtime.store.posix import PosixStore
 

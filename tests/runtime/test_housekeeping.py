@@ -13,8 +13,8 @@ from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import Level, RecordKey
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import StoreUnavailable
-from trainer_runtime.housekeeping import Housekeeper
-from trainer_runtime.reporter import Reporter
+from trainer_runtime.loop.housekeeping import Housekeeper
+from trainer_runtime.loop.reporter import Reporter
 from trainer_runtime.settings import resolve
 from trainer_runtime.store.posix import PosixStore
 

@@ -31,10 +31,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import TrainOutput
 
 from trainer_runtime.attaching import attach
-from trainer_runtime.ending import exit_on_problem
 from trainer_runtime.errors import ConfigurationError
-from trainer_runtime.parts import exchange_before_attach
-from trainer_runtime.resume import look_ahead
+from trainer_runtime.loop.ending import exit_on_problem
+from trainer_runtime.loop.parts import exchange_before_attach
+from trainer_runtime.loop.resume import look_ahead
 from trainer_runtime.run import Run
 from trainer_runtime.settings import Settings, resolve
 from trainer_runtime.state import rng

@@ -14,8 +14,8 @@ from trainer_runtime.cli.checkpoints import diff, export, ls, rm, show, verify
 from trainer_runtime.cli.checkpoints.choice import NEWEST, open_place, open_second_store
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.exit_report import ExitCode
-from trainer_runtime.ending import find_exit
 from trainer_runtime.errors import RuntimeProblem
+from trainer_runtime.loop.ending import find_exit
 from trainer_runtime.settings import DEFAULT_STORE
 
 INTERRUPTED: Final = 130

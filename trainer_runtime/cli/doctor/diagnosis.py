@@ -15,7 +15,7 @@ SHOWN: Final = 5
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank noted of one step; see `trainer_runtime.notes`."""
+    """What one rank noted of one step; see `trainer_runtime.loop.notes`."""
 
     batch: str
     rng_before: str | None

@@ -16,9 +16,9 @@ from trainer_runtime.channel.messages import Ending, MayDelete, Save, SaveAndSto
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.beat import Phase
 from trainer_runtime.contract.exit_report import ExitCode, Outcome
-from trainer_runtime.ending import say, stop_on_sigterm
 from trainer_runtime.errors import SaveFailed, StoreUnavailable
-from trainer_runtime.parts import Parts
+from trainer_runtime.loop.ending import say, stop_on_sigterm
+from trainer_runtime.loop.parts import Parts
 
 ENDING_SECONDS: Final = 2.0
 """What is kept of the grace for saying how it ended and for ending: torchrun and the kubelet kill at its very end."""

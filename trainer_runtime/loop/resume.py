@@ -30,7 +30,7 @@ from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
 from trainer_runtime.contract.codec import from_jsonable, to_jsonable
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import CheckpointDamaged, Refused, RuntimeProblem
-from trainer_runtime.reporter import Reporter
+from trainer_runtime.loop.reporter import Reporter
 from trainer_runtime.settings import Settings
 from trainer_runtime.state import strict
 from trainer_runtime.state.gather import TrainingState

@@ -19,7 +19,7 @@ from trainer_runtime.contract.assignment import Keep, ResumePoint
 from trainer_runtime.contract.beat import Level, RecordKey
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import RuntimeProblem
-from trainer_runtime.reporter import Reporter
+from trainer_runtime.loop.reporter import Reporter
 from trainer_runtime.store.base import Store
 
 CLOSE_SECONDS: Final = 30.0

@@ -17,7 +17,7 @@ from typing import Final
 from trainer_runtime.channel.messages import Ending
 from trainer_runtime.contract.exit_report import ExitCode, Outcome
 from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Fenced, Refused, RuntimeProblem, StoreUnavailable
-from trainer_runtime.reporter import Reporter
+from trainer_runtime.loop.reporter import Reporter
 
 _CODES: Final[tuple[tuple[type[RuntimeProblem], ExitCode, Outcome], ...]] = (
     (ConfigurationError, ExitCode.BAD_CONFIGURATION, Outcome.BAD_CONFIGURATION),

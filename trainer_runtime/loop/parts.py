@@ -8,7 +8,6 @@ from typing import Final
 
 import torch.distributed as dist
 
-from trainer_runtime.archiving import Archivist
 from trainer_runtime.boundary import Agreement, AloneAgreement, GroupAgreement
 from trainer_runtime.checkpoint.engine import SAVE_DEADLINE_SECONDS, Engine
 from trainer_runtime.checkpoint.exchange import Exchange, LocalExchange
@@ -21,10 +20,11 @@ from trainer_runtime.contract.allow import Allow
 from trainer_runtime.contract.beat import Phase
 from trainer_runtime.contract.codec import ContractError, dumps
 from trainer_runtime.errors import ConfigurationError
-from trainer_runtime.housekeeping import Housekeeper
-from trainer_runtime.reporter import Reporter
-from trainer_runtime.resume import Start, begin
-from trainer_runtime.saver import Saver
+from trainer_runtime.loop.archiving import Archivist
+from trainer_runtime.loop.housekeeping import Housekeeper
+from trainer_runtime.loop.reporter import Reporter
+from trainer_runtime.loop.resume import Start, begin
+from trainer_runtime.loop.saver import Saver
 from trainer_runtime.settings import Settings
 from trainer_runtime.state import strict, tree
 from trainer_runtime.state.ddp import StaticGraphWatch
