@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, only, open_world, point, shared, state, store_root
+from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, only, open_world, point, shared, state
 from trainer_runtime.checkpoint.cleaning import (
     TRASH_SECONDS,
     delete_checkpoints,
@@ -31,7 +30,7 @@ from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.assignment import Keep, ResumeMode
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import dumps
-from trainer_runtime.contract.layout import StepName, step_path
+from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import Fence
 from trainer_runtime.errors import Fenced, StoreUnavailable
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
@@ -98,53 +97,6 @@ def test_what_an_older_attempt_left_in_flight_goes_after_a_day_and_our_own_stays
         assert len(store.list(f"{RUN}/trash")) == 2
 
 
-class ActsAt(PosixStore):
-    """A store in which something happens right before one of the calls, counted from 0, that only look."""
-
-    def __init__(self, root: Path, moment: int, act: Callable[[], object]) -> None:
-        super().__init__(root)
-        self._calls, self._moment, self._act = 0, moment, act
-
-    @property
-    def has_acted(self) -> bool:
-        return self._calls > self._moment
-
-    def list(self, path: str) -> tuple[str, ...]:
-        self._look()
-        return super().list(path)
-
-    def exists(self, path: str) -> bool:
-        self._look()
-        return super().exists(path)
-
-    def read(self, path: str) -> bytes:
-        self._look()
-        return super().read(path)
-
-    def modified_at(self, path: str) -> float:
-        self._look()
-        return super().modified_at(path)
-
-    def _look(self) -> None:
-        self._calls += 1
-        if self._calls == self._moment + 1:
-            self._act()
-
-
-def test_a_save_that_is_committed_at_any_moment_of_a_sweep_stays(store: PosixStore) -> None:
-    with attempt_on(store) as attempt:
-        saved_steps(attempt, 1)
-        for moment in range(1000):
-            step = moment + 2
-            busy = ActsAt(store_root(store), moment, partial(saved_steps, attempt, step))
-            sweep(busy, RUN, attempt.opened[0].writer, now=0.0)
-            if not busy.has_acted:
-                break
-            assert StepName(step, 1) in list_committed(store, RUN), f"moment {moment}"
-            store.remove(f"{RUN}/{step_path(StepName(step, 1))}")
-        assert moment > 5
-
-
 def test_a_superseded_attempt_sweeps_nothing(store: PosixStore) -> None:
     with attempt_on(store) as attempt:
         record = attempt.saved(1, [state(1.0)])
@@ -177,6 +129,22 @@ def test_nothing_is_proposed_while_nobody_can_say_what_another_run_began_from(st
     store.create("fine-tune/fences/00000001", b"{")
     with pytest.raises(StoreUnavailable, match="fine-tune/fences/00000001: this fence cannot be read"):
         propose_deletions(store, RUN, read_held(store, RUN), Keep(last=1), (), now=0.0)
+
+
+def test_what_a_rollback_after_a_long_pause_left_behind_stays_for_a_day(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        saved_steps(attempt, 2, 3)
+        start, left = attempt.records[0][0], attempt.records[0][-1]
+    os.utime(directory_of(store, left), (0, 0))
+    with attempt_on(store, attempt=2, resume=point(start)) as attempt:
+        saved_steps(attempt, 3)
+    fenced_at = store.modified_at(f"{RUN}/fences/00000002")
+
+    def proposed(now: float) -> tuple[StepName, ...]:
+        return propose_deletions(store, RUN, read_held(store, RUN), Keep(), (), now)
+
+    assert proposed(fenced_at + ABANDONED_SECONDS - 1) == ()
+    assert proposed(fenced_at + ABANDONED_SECONDS) == (StepName(3, 1),)
 
 
 def frozen_state(value: float) -> Snapshot:
@@ -218,6 +186,30 @@ def test_frozen_files_stay_while_one_checkpoint_cannot_be_read(store: PosixStore
     assert len(find_unnamed_frozen(store, RUN, now=1e12)) == 1
     (store._root / RUN / "steps" / str(StepName(2, 2)) / "ranks" / "00000.json").unlink()
     assert find_unnamed_frozen(store, RUN, now=1e12) == ()
+
+
+def test_what_is_taken_back_as_the_docs_say_stays_whatever_sweeps_come_in_between(
+    store: PosixStore, two_bases: tuple[Writer, CheckpointRecord]
+) -> None:
+    writer, first = two_bases
+    name = StepName(first.step, first.attempt)
+    run = store._root / RUN
+    deleted_at = time.time()
+    delete_checkpoints(store, RUN, writer, [name])
+    for file in (run / "frozen").iterdir():
+        os.utime(file, (0, 0))
+    sweep(store, RUN, writer, now=deleted_at)
+    (frozen,), (grave,) = (run / "trash").glob("frozen-*/frozen/*"), (run / "trash").glob(f"{name}-*")
+
+    frozen.touch()
+    for source, to in [
+        (frozen, run / "frozen" / frozen.name),
+        (grave / "manifest.json", grave / "checkpoint" / "manifest.json"),
+        (grave / "checkpoint", run / "steps" / str(name)),
+    ]:
+        source.rename(to)
+        sweep(store, RUN, writer, now=deleted_at)
+    verify_checkpoint(store, reference_at(store, name))
 
 
 def reference_at(store: PosixStore, name: StepName) -> Reference:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.checkpoint.world import Attempt, attempt_on, directory_of, flip, only, point, shared
+from trainer_runtime.checkpoint import plan
 from trainer_runtime.checkpoint.restore import open_checkpoint
 from trainer_runtime.checkpoint.unchanged import LEAST_BYTES
 from trainer_runtime.checkpoint.verify import verify_checkpoint
@@ -158,3 +159,26 @@ def test_a_damaged_file_that_the_attempt_took_for_stored_fails_one_save_and_is_s
         assert isinstance(failed.error, CheckpointDamaged)
         third = attempt.saved(3, [model.snapshot()])
     assert torch.equal(restored(store, third).base, model.base)
+
+
+def test_however_many_frozen_files_are_missing_one_save_fails_and_the_next_stages_them_all(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MAX_FILE_BYTES", LEAST_BYTES)
+    model = Model(4 * ROWS)
+    with attempt_on(store) as attempt:
+        record = attempt.saved(1, [model.snapshot()])
+        stored = open_checkpoint(store, point(record)).frozen_files
+    with attempt_on(store) as attempt:
+        for name in frozen_files(store)[1:]:
+            store.remove(f"run/frozen/{name}")
+        kept = frozen_files(store)[0]
+        written_at = store.modified_at(f"run/frozen/{kept}")
+        attempt.engines[0]._planner._unchanged._stored |= stored
+        (failed,) = attempt.save(2, [model.snapshot()])
+        assert isinstance(failed.error, CheckpointDamaged)
+        third = attempt.saved(3, [model.snapshot()])
+    assert len(stored) >= 4
+    assert len(frozen_files(store)) == len(stored)
+    assert store.modified_at(f"run/frozen/{kept}") == written_at, "an intact one is not written again"
+    verify_checkpoint(store, open_checkpoint(store, point(third))._documents.reference)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, find_best, propose
-from trainer_runtime.contract.assignment import Best, Goal, Keep
+from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, find_abandoning, find_best, propose
+from trainer_runtime.contract.assignment import Best, Goal, Keep, ResumePoint
 from trainer_runtime.contract.layout import StepName
+from trainer_runtime.contract.manifest import Fence
 from trainer_runtime.errors import ConfigurationError
 
 NOW = 10 * ABANDONED_SECONDS
@@ -30,9 +31,10 @@ def held(
     changed_at: float = OLD,
     made: str = "1970-01-01T00:00+00:00",
     metrics: Mapping[str, float] | None = None,
+    abandoned_at: float = 0.0,
 ) -> Held:
     created_at = datetime.fromisoformat(made).timestamp()
-    return Held(StepName(step, attempt), on, verified, tagged, changed_at, created_at, metrics or {})
+    return Held(StepName(step, attempt), on, verified, tagged, changed_at, created_at, metrics or {}, abandoned_at)
 
 
 def losses(*values: float) -> list[Held]:
@@ -70,6 +72,9 @@ CASES = [
     pytest.param([held(10, verified=False), held(20, verified=False)], Keep(last=1), None, [], id="nothing is verified: nothing goes"),
     pytest.param([held(20), held(30, on=False)], Keep(last=1), None, [30], id="abandoned and old"),
     pytest.param([held(20), held(30, on=False, changed_at=YOUNG)], Keep(last=1), None, [], id="abandoned and young"),
+    pytest.param([held(20), held(30, on=False, changed_at=0.0, abandoned_at=OLD)], Keep(last=1), None, [30], id="abandoned a day ago"),
+    pytest.param([held(20), held(30, on=False, changed_at=0.0, abandoned_at=YOUNG)], Keep(last=1), None, [], id="old, abandoned just now"),
+    pytest.param([held(20), held(30, on=False, changed_at=YOUNG, abandoned_at=OLD)], Keep(last=1), None, [], id="written after that"),
     pytest.param([held(20), held(30, on=False, tagged=True)], Keep(last=1), None, [], id="abandoned and tagged"),
     pytest.param([held(20), held(30, on=False)], Keep(last=1), 30, [], id="abandoned and protected"),
     pytest.param([held(20, 1), held(20, 2)], Keep(last=1), None, [20], id="the same step of two attempts"),
@@ -99,6 +104,30 @@ def test_what_may_be_deleted(present: list[Held], keep: Keep, protected: int | N
     assert [name.step for name in propose(present, keep, NOW, names)] == steps
 
 
+def fence(attempt: int, resume: tuple[int, int] | None = None) -> Fence:
+    return Fence(attempt, "job", "pod", "nonce", ResumePoint(*resume, "", "") if resume else None)
+
+
+@pytest.mark.parametrize(
+    ("fences", "name", "abandoning"),
+    [
+        pytest.param([fence(1)], (10, 1), None, id="on the lineage"),
+        pytest.param([fence(1), fence(2, (10, 1))], (10, 1), None, id="resumed from"),
+        pytest.param([fence(1), fence(2, (10, 1))], (20, 1), 2, id="rolled back"),
+        pytest.param([fence(1), fence(2)], (10, 1), 2, id="started afresh"),
+        pytest.param([fence(1), fence(2, (10, 1)), fence(3, (15, 2))], (20, 1), 2, id="the first of those that left it out"),
+        pytest.param([fence(1), fence(2, (20, 1)), fence(3, (10, 1))], (20, 1), 3, id="resumed from, and rolled back later"),
+        pytest.param([fence(1), fence(2), fence(3, (10, 1)), fence(4)], (10, 1), 4, id="abandoned, named by a person, abandoned again"),
+        pytest.param([fence(1), fence(2), fence(3, (10, 1))], (10, 1), None, id="abandoned, and named by a person"),
+        pytest.param([fence(1)], (10, 2), None, id="of an attempt whose fence is not there"),
+        pytest.param([], (10, 1), None, id="no fence"),
+    ],
+)
+def test_which_fence_abandoned_a_checkpoint(fences: list[Fence], name: tuple[int, int], abandoning: int | None) -> None:
+    found = find_abandoning(fences, StepName(*name))
+    assert (found.attempt if found is not None else None) == abandoning
+
+
 @pytest.mark.parametrize("keep", [Keep(last=0), Keep(last=-1), Keep(every_steps=0), Keep(daily=0), Keep(weekly=-2)], ids=str)
 def test_a_policy_that_keeps_nothing_is_refused(keep: Keep) -> None:
     with pytest.raises(ConfigurationError, match=r"keep\.\w+: -?\d+ is not >= 1"):
@@ -123,6 +152,7 @@ HELD = st.builds(
     changed_at=st.floats(0, NOW),
     created_at=st.floats(0, 40 * 86400.0),
     metrics=st.dictionaries(st.just("m"), st.floats(-2, 2) | st.just(math.nan)),
+    abandoned_at=st.floats(0, NOW),
 )
 RUNS = st.lists(HELD, max_size=14, unique_by=lambda item: item.name)
 

@@ -57,6 +57,22 @@ def test_what_was_granted_goes_and_the_trash_is_emptied_with_it(tmp_path: Path) 
     assert not old.exists()
 
 
+def test_the_trash_is_emptied_also_when_nobody_can_say_what_may_be_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = PosixStore(tmp_path)
+    with attempt_on(store) as attempt:
+        for step in (1, 2):
+            attempt.saved(step, [state(float(step))])
+        old = store._root / RUN / "trash" / "old"
+        old.mkdir(parents=True)
+        os.utime(old, (0, 0))
+        store.create("another-run/fences/00000001", b"{")
+        broom = Housekeeper(store, RUN, attempt.opened[0].writer, Keep(last=1), None, Reporter(resolve({}, store=tmp_path)))
+        broom.tidy()
+        broom.close()
+    assert "another-run/fences/00000001: this fence cannot be read" in caplog.text
+    assert not old.exists()
+
+
 def test_what_is_in_use_is_not_deleted(tmp_path: Path) -> None:
     store = PosixStore(tmp_path)
     with attempt_on(store) as attempt:

@@ -1,13 +1,16 @@
 """Deleting, in the order in which a crash at any point leaves nothing half there: the manifest first, then the directory, then the trash.
 
 Only rank 0 of the attempt that owns the run deletes, and it asks the fences again before every single one. In a cluster it deletes what the
-operator granted; on its own it deletes what retention proposes.
+operator granted; on its own it deletes what retention proposes. Others act meanwhile, on the store or by hand: so each thing is looked at
+right before it goes, one that vanished is done, and one that cannot be taken away keeps none of the others.
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from trainer_runtime.checkpoint.commit import Writer
@@ -15,15 +18,17 @@ from trainer_runtime.checkpoint.documents import find_reference, read_documents
 from trainer_runtime.checkpoint.fences import read_fences, require_ownership
 from trainer_runtime.checkpoint.frozen import named_in
 from trainer_runtime.checkpoint.inventory import read_committed
-from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, propose
+from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, find_abandoning, propose
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import Level
-from trainer_runtime.contract.layout import FROZEN, MANIFEST, STEPS, TMP, TRASH, StepName, is_run_name, step_path
-from trainer_runtime.errors import CheckpointDamaged, Refused
-from trainer_runtime.store.base import NotInStore, Store
+from trainer_runtime.contract.layout import FROZEN, MANIFEST, STEPS, TMP, TRASH, StepName, fence_path, is_run_name, step_path
+from trainer_runtime.errors import CheckpointDamaged, Refused, StoreUnavailable
+from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
 
 TRASH_SECONDS: Final = 24 * 3600.0
 """How long what was deleted can still be taken back by hand."""
+
+log = logging.getLogger("trainer_runtime")
 
 
 def propose_deletions(
@@ -43,14 +48,21 @@ def propose_deletions(
 def read_held(store: Store, run: str) -> tuple[Held, ...]:
     """Return every committed checkpoint of a run as retention sees it.
 
-    One whose manifest cannot be read counts as tagged: a person decides.
+    One whose manifest cannot be read counts as tagged: a person decides. One that is deleted meanwhile is left out.
     """
     held = []
-    for found in read_committed(store, run):
+    committed = read_committed(store, run)
+    fences = () if all(found.on_lineage for found in committed) else read_fences(store, run)
+    for found in committed:
         created_at, metrics = (found.manifest.created_at, found.manifest.metrics) if found.manifest is not None else (0.0, {})
-        changed_at = store.modified_at(found.reference.directory)
+        abandoning = None if found.on_lineage else find_abandoning(fences, found.name)
+        try:
+            changed_at = store.modified_at(found.reference.directory)
+            abandoned_at = store.modified_at(f"{run}/{fence_path(abandoning.attempt)}") if abandoning is not None else 0.0
+        except NotInStore:
+            continue
         is_verified = found.level is Level.VERIFIED
-        held.append(Held(found.name, found.on_lineage, is_verified, found.is_tagged, changed_at, created_at, metrics))
+        held.append(Held(found.name, found.on_lineage, is_verified, found.is_tagged, changed_at, created_at, metrics, abandoned_at))
     return tuple(held)
 
 
@@ -63,45 +75,69 @@ def find_sources(store: Store, run: str) -> frozenset[StepName]:
     )
 
 
-def delete_checkpoints(store: Store, run: str, writer: Writer, names: Iterable[StepName]) -> None:
-    """Move checkpoints to the trash. What is gone already is done: a grant may come twice.
+def delete_checkpoints(store: Store, run: str, writer: Writer, names: Collection[StepName]) -> None:
+    """Move checkpoints to the trash. What is gone already is done: a grant may come twice. What another run began from stays: a grant may
+    have waited for long.
 
-    Raises Fenced when this attempt does not own the run: then nothing more is deleted.
+    Raises Fenced when this attempt does not own the run: then nothing more is deleted. Raises the first error about a checkpoint that could
+    not be moved when the others were.
     """
+    if not names:
+        return
+    sources = find_sources(store, run)
+    cleaning = _OneByOne(store, run, writer)
     for name in names:
-        require_ownership(store, run, writer.attempt, writer.job.uid)
-        directory = f"{run}/{step_path(name)}"
-        grave = _grave(run, str(name))
-        try:
-            store.move(f"{directory}/{MANIFEST}", f"{grave}/{MANIFEST}")
-        except NotInStore:
-            if not store.exists(directory):
-                continue
-        store.move(directory, f"{grave}/checkpoint")
+        if name in sources:
+            log.warning("step %d of attempt %d is not deleted: another run of this store began from it", name.step, name.attempt)
+            continue
+        with cleaning.one():
+            cleaning.require_ownership()
+            directory = f"{run}/{step_path(name)}"
+            grave = _grave(run, str(name))
+            try:
+                store.move(f"{directory}/{MANIFEST}", f"{grave}/{MANIFEST}")
+            except NotInStore:
+                if not store.exists(directory):
+                    continue
+            store.move(directory, f"{grave}/checkpoint")
+    cleaning.raise_first()
 
 
 def sweep(store: Store, run: str, writer: Writer, now: float) -> None:
     """Empty the trash of what is older than 24 h, and trash what older attempts left in flight, what a deletion left half done, and frozen
     files that no checkpoint names any more.
 
-    Raises Fenced when this attempt does not own the run. ``now``: Unix seconds.
+    Raises Fenced when this attempt does not own the run. Raises the first error about a thing that could not be taken away when the others
+    were. ``now``: Unix seconds.
     """
-    require_ownership(store, run, writer.attempt, writer.job.uid)
+    cleaning = _OneByOne(store, run, writer)
+    cleaning.require_ownership()
     for name in store.list(f"{run}/{TRASH}"):
-        if now - store.modified_at(f"{run}/{TRASH}/{name}") >= TRASH_SECONDS:
-            store.remove(f"{run}/{TRASH}/{name}")
+        with cleaning.one():
+            if now - store.modified_at(f"{run}/{TRASH}/{name}") >= TRASH_SECONDS:
+                cleaning.require_ownership()
+                store.remove(f"{run}/{TRASH}/{name}")
     for name in store.list(f"{run}/{TMP}"):
         staged = StepName.parse(name.partition(".")[0])
         left_behind = staged is None or staged.attempt < writer.attempt
-        if left_behind and now - store.modified_at(f"{run}/{TMP}/{name}") >= ABANDONED_SECONDS:
-            store.move(f"{run}/{TMP}/{name}", f"{_grave(run, name)}/staging")
+        with cleaning.one():
+            if left_behind and now - store.modified_at(f"{run}/{TMP}/{name}") >= ABANDONED_SECONDS:
+                cleaning.require_ownership()
+                store.move(f"{run}/{TMP}/{name}", f"{_grave(run, name)}/staging")
     for name in store.list(f"{run}/{STEPS}"):
         # asked after the list: a save may commit at any moment, and what is a checkpoint by then was none in an older list
         step = StepName.parse(name)
-        if step is not None and find_reference(store, run, step) is None:
-            store.move(f"{run}/{STEPS}/{name}", f"{_grave(run, name)}/checkpoint")
-    for path in find_unnamed_frozen(store, run, now):
-        store.move(f"{run}/{path}", f"{_grave(run, 'frozen')}/{path}")
+        with cleaning.one():
+            if step is not None and find_reference(store, run, step) is None:
+                cleaning.require_ownership()
+                store.move(f"{run}/{STEPS}/{name}", f"{_grave(run, name)}/checkpoint")
+    named = _NamedFrozen(store, run)
+    for path in _find_unnamed(store, run, named, now):
+        with cleaning.one():
+            cleaning.require_ownership()
+            if named.is_free(path):
+                store.move(f"{run}/{path}", f"{_grave(run, 'frozen')}/{path}")
+    cleaning.raise_first()
 
 
 def find_unnamed_frozen(store: Store, run: str, now: float) -> tuple[str, ...]:
@@ -110,19 +146,78 @@ def find_unnamed_frozen(store: Store, run: str, now: float) -> tuple[str, ...]:
     The age matters: the first save that names a file is in flight after the file is there. When one checkpoint's documents cannot be read,
     none is returned. ``now``: Unix seconds.
     """
-    old = {
-        path
-        for name in store.list(f"{run}/{FROZEN}")
-        if now - store.modified_at(f"{run}/{(path := f'{FROZEN}/{name}')}") >= ABANDONED_SECONDS
-    }
-    if not old:
-        return ()
-    for found in read_committed(store, run):
+    return _find_unnamed(store, run, _NamedFrozen(store, run), now)
+
+
+def _find_unnamed(store: Store, run: str, named: _NamedFrozen, now: float) -> tuple[str, ...]:
+    old = [path for name in store.list(f"{run}/{FROZEN}") if _is_old(store, f"{run}/{(path := f'{FROZEN}/{name}')}", now)]
+    return named.free_of(old)
+
+
+def _is_old(store: Store, path: str, now: float) -> bool:
+    try:
+        return now - store.modified_at(path) >= ABANDONED_SECONDS
+    except NotInStore:
+        return False  # it went since it was listed
+
+
+class _NamedFrozen:
+    """Which frozen files the committed checkpoints of a run name. What a checkpoint names never changes, so each is read once, and a look
+    right before a file goes costs one list."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store, self._run = store, run
+        self._named: dict[StepName, frozenset[str]] = {}
+
+    def free_of(self, paths: Collection[str]) -> tuple[str, ...]:
+        """Return those of the paths, relative to the run, that no checkpoint names now; none when one checkpoint cannot be read."""
+        if not paths:
+            return ()
         try:
-            old -= named_in(read_documents(store, found.reference).indexes)
+            self._read_new()
         except (CheckpointDamaged, Refused):
             return ()
-    return tuple(sorted(old))
+        return tuple(path for path in paths if not any(path in named for named in self._named.values()))
+
+    def is_free(self, path: str) -> bool:
+        """Ask about one, right before it goes."""
+        return bool(self.free_of([path]))
+
+    def _read_new(self) -> None:
+        for name in self._store.list(f"{self._run}/{STEPS}"):
+            step = StepName.parse(name)
+            if step is not None and step not in self._named:
+                reference = find_reference(self._store, self._run, step)
+                if reference is not None:
+                    self._named[step] = named_in(read_documents(self._store, reference).indexes)
+
+
+class _OneByOne:
+    """Takes things away one by one, so that one that cannot be taken away keeps none of the others."""
+
+    def __init__(self, store: Store, run: str, writer: Writer) -> None:
+        self._store, self._run, self._writer = store, run, writer
+        self._first: StoreUnavailable | AlreadyInStore | None = None
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Around each thing: pass over one that vanished, remember the error of one that cannot be taken away."""
+        try:
+            yield
+        except NotInStore:
+            return  # committed, deleted or moved to its place by somebody else since it was listed
+        except (StoreUnavailable, AlreadyInStore) as error:
+            self._first = self._first or error
+            self.require_ownership()  # a store that answers nothing at all ends it here, not after a deadline for each thing
+
+    def require_ownership(self) -> None:
+        """Raises as `fences.require_ownership` does."""
+        require_ownership(self._store, self._run, self._writer.attempt, self._writer.job.uid)
+
+    def raise_first(self) -> None:
+        """Raises the first error that was remembered."""
+        if self._first is not None:
+            raise self._first
 
 
 def _grave(run: str, name: str) -> str:

@@ -55,8 +55,9 @@ class Inventory:
 
 def read_inventory(store: Store, run: str) -> Inventory:
     """Look at a run. A directory without a manifest is not a checkpoint and is left out."""
-    fences = read_fences(store, run)
-    lineage = lineage_of(fences, list_committed(store, run))
+    names = list_committed(store, run)
+    fences = read_fences(store, run)  # after the names: a checkpoint whose fence is not known yet would pass for abandoned
+    lineage = lineage_of(fences, names)
     newest_first = (*reversed(lineage.on), *reversed(lineage.abandoned))
     records = []
     for name in newest_first[:INVENTORY_LENGTH]:

@@ -14,6 +14,8 @@ from typing import Final
 
 from trainer_runtime.contract.assignment import Best, Goal, Keep
 from trainer_runtime.contract.layout import StepName
+from trainer_runtime.contract.lineage import lineage_of
+from trainer_runtime.contract.manifest import Fence
 from trainer_runtime.errors import ConfigurationError
 
 ABANDONED_SECONDS: Final = 24 * 3600.0
@@ -33,6 +35,8 @@ class Held:
     created_at: float = 0.0
     """The manifest's, as Unix seconds by the writer's clock. Days and weeks are counted by it, nothing else."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    abandoned_at: float = 0.0
+    """When the fence that took it off the lineage was made, as Unix seconds by the store's clock; 0 while it is on it."""
 
 
 def propose(held: Iterable[Held], keep: Keep, now: float, protected: Collection[StepName] = ()) -> tuple[StepName, ...]:
@@ -40,7 +44,7 @@ def propose(held: Iterable[Held], keep: Keep, now: float, protected: Collection[
 
     Kept are: the newest ``keep.last`` verified ones, every verified one that another rule of ``keep`` names, tagged ones, what is
     ``protected`` (the resume point, what another run began from, what is being copied), and what is newer than the newest verified one
-    (it may still be in the making). An abandoned or unverified one goes after 24 h.
+    (it may still be in the making). An unverified one goes 24 h after it was last changed, an abandoned one 24 h after it was abandoned.
 
     Raises ConfigurationError for a ``keep`` that would leave nothing.
     """
@@ -99,4 +103,15 @@ def _may_go(item: Held, newest_proven: StepName | None, now: float) -> bool:
         return True
     if item.on_lineage and (newest_proven is None or item.name > newest_proven):
         return False
-    return now - item.changed_at >= ABANDONED_SECONDS
+    return now - max(item.changed_at, item.abandoned_at) >= ABANDONED_SECONDS
+
+
+def find_abandoning(fences: Sequence[Fence], name: StepName) -> Fence | None:
+    """Return the fence that took a checkpoint off the lineage for the last time. None while it is on the lineage, and when no attempt came
+    after the one that wrote it. ``fences``: lowest attempt first."""
+    abandoning = None
+    for number in reversed(range(len(fences))):
+        if fences[number].attempt <= name.attempt or name in lineage_of(fences[: number + 1], [name]).on:
+            break
+        abandoning = fences[number]
+    return abandoning

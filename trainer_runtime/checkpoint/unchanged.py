@@ -100,11 +100,14 @@ class Unchanged:
         return False
 
     def settle(self, paths: Sequence[str], error: Exception | None) -> None:
-        """Take in how a save ended that referred to ``paths``. Only one that was verified proves that they are there."""
+        """Take in how a save ended that referred to ``paths``. Only one that was verified proves that they are there.
+
+        Damage names one file, and others may be missing with it: all are staged again, and those that are intact are not written again.
+        """
         if error is None:
             self._stored.update(paths)
         elif isinstance(error, CheckpointDamaged):
-            self._stored.discard(error.checkpoint.file)
+            self._stored.difference_update(paths)
 
 
 def _mark_of(leaf: Leaf) -> _Mark | None:

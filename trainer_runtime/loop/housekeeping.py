@@ -51,12 +51,15 @@ class Housekeeper:
     def tidy(self) -> None:
         """A checkpoint was verified: look what may go."""
         self._submit(self._tidy)
+        if not self._reporter.has_operator:
+            self._submit(self._sweep)
 
     def delete(self, keys: tuple[RecordKey, ...]) -> None:
         """The operator granted these deletions."""
         names = tuple(StepName(key.step, key.attempt) for key in keys if key.run == self._run)
         if names:
             self._submit(lambda: self._delete(names))
+            self._submit(self._sweep)
 
     def close(self) -> None:
         """Let what was begun finish."""
@@ -87,4 +90,7 @@ class Housekeeper:
 
     def _delete(self, names: tuple[StepName, ...]) -> None:
         delete_checkpoints(self._store, self._run, self._writer, names)
+
+    def _sweep(self) -> None:
+        """Submitted for itself: a checkpoint that cannot be deleted must not keep what lies in the trash."""
         sweep(self._store, self._run, self._writer, time.time())

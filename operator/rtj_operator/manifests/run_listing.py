@@ -41,9 +41,10 @@ def list_run(documents: Documents, store_url: str, run: str, known_fences: dict[
 
     ``known_fences`` are those read before, which never change; what is read now is added to it.
     """
+    steps = [step for name in documents.names(f"{run}/{STEPS}") if (step := StepName.parse(name)) is not None]
+    # after the steps: a checkpoint whose fence is not known yet would pass for abandoned
     fence_numbers = [number for name in documents.names(f"{run}/{FENCES}") if (number := parse_fence(name)) is not None]
     fences = _read_chain(fence_numbers, known_fences, lambda number: documents.read(f"{run}/{fence_path(number)}"))
-    steps = [step for name in documents.names(f"{run}/{STEPS}") if (step := StepName.parse(name)) is not None]
     lineage = lineage_of(fences, steps)
     found = []
     for name in (*reversed(lineage.on), *reversed(lineage.abandoned)):
