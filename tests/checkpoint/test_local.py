@@ -105,6 +105,14 @@ def test_which_steps_make_room(entries: list[str], gone: list[str]) -> None:
     assert [str(name) for name in find_excess(entries, StepName(30, 3))] == gone
 
 
+def test_what_a_killed_rank_left_of_a_removal_goes_with_the_next_save(store: PosixStore, disk: Path) -> None:
+    left = disk / RUN / "steps" / "0000000001-00000001.removed-0123abcd" / "data"
+    left.mkdir(parents=True)
+    (left / "x").write_bytes(b"weights")
+    saved(store, disk, 2)
+    assert [path.name for path in (disk / RUN / "steps").iterdir()] == ["0000000002-00000001"]
+
+
 @pytest.mark.parametrize("is_file", [False, True], ids=["gone", "a file instead of a directory"])
 def test_a_disk_that_fails_costs_no_save(store: PosixStore, disk: Path, is_file: bool, caplog: pytest.LogCaptureFixture) -> None:
     disk.rmdir()

@@ -27,7 +27,8 @@ from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.codec import dumps
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import RankIndex
-from trainer_runtime.errors import CheckpointDamaged, CommitUndecided, Fenced, Refused, SaveFailed
+from trainer_runtime.errors import CheckpointDamaged, CommitUndecided, Fenced, Refused
+from trainer_runtime.store.base import AlreadyInStore
 from trainer_runtime.store.s3.store import S3Store
 
 DATA = "attempts/00000001/0000000001/data/00000-model-0.safetensors"
@@ -233,7 +234,7 @@ def test_of_two_processes_that_commit_one_step_exactly_one_succeeds(bucket: Buck
         own.create(f"{staging}/ranks/00000.json", index)
         try:
             commit(own, RUN, staging, opened.writer, About(1, try_, 0), (index,))
-        except SaveFailed:
+        except AlreadyInStore:
             return False
         return True
 

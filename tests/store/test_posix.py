@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.store.test_contract import ABSENT, write
-from trainer_runtime.errors import StoreUnavailable
+from tests.store.test_contract import ABSENT, FINAL, MANIFEST, STAGING, save, write
+from trainer_runtime.errors import CommitUndecided, StoreUnavailable
 from trainer_runtime.store.base import AlreadyInStore, NotInStore
 from trainer_runtime.store.posix import PosixStore
 
@@ -146,3 +149,80 @@ def test_a_file_where_a_directory_should_be_is_not_in_the_store(store: PosixStor
     store.create("a", b"")
     with pytest.raises(NotInStore):
         store.read("a/b")
+
+
+class Stumbling(PosixStore):
+    """A store whose commit fails with ``error``: of its rename, or of what makes a rename that was done durable."""
+
+    def __init__(self, root: Path, error: int, is_done: bool) -> None:
+        super().__init__(root)
+        self._error, self._is_done, self._fails = OSError(error, os.strerror(error)), is_done, False
+
+    def _rename(self, source: Path, target: Path) -> None:
+        if not self._is_done:
+            raise self._error
+        super()._rename(source, target)
+        self._fails = True
+
+    def _sync_directory(self, directory: Path) -> None:
+        if self._fails:
+            raise self._error
+        super()._sync_directory(directory)
+
+
+class TestCommit:
+    """The one rename that counts, in every way in which it can end."""
+
+    @pytest.mark.parametrize("error", [errno.EIO, errno.ETIMEDOUT, errno.ESTALE], ids=errno.errorcode.__getitem__)
+    @pytest.mark.parametrize("is_done", [False, True], ids=["of the rename", "after the rename"])
+    def test_an_error_after_which_nobody_can_tell_is_undecided(self, tmp_path: Path, error: int, is_done: bool) -> None:
+        store = Stumbling(tmp_path, error, is_done)
+        with pytest.raises(CommitUndecided, match=f"cannot say whether .*/{FINAL} was committed: "):
+            save(store)
+        assert store.exists(MANIFEST) == is_done
+
+    def test_a_full_disk_after_the_rename_is_undecided_too(self, tmp_path: Path) -> None:
+        with pytest.raises(CommitUndecided, match="no space left on the device"):
+            save(Stumbling(tmp_path, errno.ENOSPC, is_done=True))
+
+    def test_a_rename_that_was_refused_is_an_ordinary_failure(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreUnavailable, match=f"cannot commit .*/{FINAL}: no space left on the device") as caught:
+            save(Stumbling(tmp_path, errno.ENOSPC, is_done=False))
+        assert not isinstance(caught.value, CommitUndecided)
+
+    def test_a_save_that_is_gone_is_not_committed_as_a_manifest_alone(self, store: PosixStore) -> None:
+        write(store, "run/tmp/another/data/x", b"weights")
+        with pytest.raises(NotInStore, match=STAGING):
+            store.commit(STAGING, FINAL, "manifest.json", b"{}")
+        assert (store.list("run"), store.list("run/tmp")) == (("tmp",), ("another",))
+
+    def test_what_is_being_removed_can_no_longer_be_committed(self, store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(store, f"{STAGING}/data/x", b"weights")
+        remove_tree = shutil.rmtree
+
+        def commit_meanwhile(path: Path, **how: Any) -> None:
+            with pytest.raises(NotInStore):
+                store.commit(STAGING, FINAL, "manifest.json", b"{}")
+            remove_tree(path, **how)
+
+        monkeypatch.setattr(shutil, "rmtree", commit_meanwhile)
+        store.remove(STAGING)
+        assert (store.list("run/tmp"), store.exists(FINAL)) == ((), False)
+
+
+def test_several_ranks_may_remove_the_same_directory_at_once(store: PosixStore) -> None:
+    for number in range(200):
+        store.create(f"{STAGING}/data/{number}", b"x")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(store.remove, [STAGING] * 8))
+    assert store.list("run/tmp") == ()
+
+
+def test_what_a_removal_that_was_cut_off_leaves_is_seen_and_begins_like_the_save(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, f"{STAGING}/data/x", b"weights")
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **how: None)
+    store.remove(STAGING)
+    (left,) = store.list("run/tmp")
+    assert left.startswith(f"{Path(STAGING).name}.removed-")

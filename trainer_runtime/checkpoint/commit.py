@@ -27,7 +27,7 @@ from trainer_runtime.contract.manifest import (
     parse_manifest,
 )
 from trainer_runtime.errors import SaveFailed
-from trainer_runtime.store.base import AlreadyInStore, Store
+from trainer_runtime.store.base import Store
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class About:
 def commit(store: Store, run: str, staging: str, writer: Writer, about: About, index_bytes: tuple[bytes, ...]) -> Reference:
     """Turn the directory ``staging`` into a checkpoint and return its reference. ``index_bytes``: every rank's index, by rank.
 
-    Raises SaveFailed when the parts do not fit, Fenced when a newer attempt owns the run, StoreUnavailable when the store fails.
+    Raises SaveFailed when the parts do not fit, Fenced when a newer attempt owns the run, StoreUnavailable when the store fails. Raises
+    AlreadyInStore or NotInStore when the name is taken or ``staging`` is gone: an earlier commit of this attempt may count after all.
     """
     indexes = [loads(RankIndex, data) for data in index_bytes]
     fault = find_index_fault(indexes, writer.world_size)
@@ -78,10 +79,7 @@ def commit(store: Store, run: str, staging: str, writer: Writer, about: About, i
         raise SaveFailed(f"step {about.step} is not committed: its manifest could not be read again: {error}") from error
     name = StepName(about.step, writer.attempt)
     require_ownership(store, run, writer.attempt, writer.job.uid)
-    try:
-        store.commit(staging, f"{run}/{step_path(name)}", MANIFEST, manifest)
-    except AlreadyInStore as error:
-        raise SaveFailed(f"step {about.step} is not committed: this attempt has a checkpoint of this step already ({error})") from error
+    store.commit(staging, f"{run}/{step_path(name)}", MANIFEST, manifest)
     return Reference(store.uri, run, name, digest(manifest))
 
 

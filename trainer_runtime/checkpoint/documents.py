@@ -14,7 +14,7 @@ from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.tiling import find_tiling_fault
 from trainer_runtime.contract.codec import ContractError, ForeignVersion, loads
 from trainer_runtime.contract.layout import MANIFEST, VERIFIED, StepName, rank_index_path
-from trainer_runtime.contract.manifest import FileEntry, Manifest, RankIndex, TensorEntry, VerifiedMark, digest, parse_manifest
+from trainer_runtime.contract.manifest import FileEntry, IndexEntry, Manifest, RankIndex, TensorEntry, VerifiedMark, digest, parse_manifest
 from trainer_runtime.errors import Refused
 from trainer_runtime.store.base import NotInStore, Store
 
@@ -37,6 +37,11 @@ def find_reference(store: Store, run: str, name: StepName) -> Reference | None:
         return replace(unknown, manifest_sha256=digest(store.read(f"{unknown.directory}/{MANIFEST}")))
     except NotInStore:
         return None
+
+
+def is_still_there(store: Store, reference: Reference) -> bool:
+    """Say whether the checkpoint is in the store now. What is deleted while it is read looks damaged, and is not."""
+    return find_reference(store, reference.run, reference.name) == reference
 
 
 def is_verified(store: Store, reference: Reference) -> bool:
@@ -65,20 +70,30 @@ def read_manifest(store: Store, reference: Reference) -> Manifest:
 def read_documents(store: Store, reference: Reference) -> Documents:
     """Return manifest and indexes, with every tensor's tiling proven. Raises CheckpointDamaged, and Refused as `read_manifest` does."""
     manifest = read_manifest(store, reference)
-    indexes = []
-    for entry in manifest.indexes:
-        path = rank_index_path(entry.rank)
-        try:
-            data = store.read(f"{reference.directory}/{path}")
-            if (len(data), digest(data)) != (entry.size, entry.sha256):
-                raise reference.damaged(path, "is not the index that the manifest names (size or SHA-256 differs)")
-            indexes.append(loads(RankIndex, data))
-        except (NotInStore, ContractError) as error:
-            raise reference.damaged(path, str(error)) from error
+    indexes = [_read_entry(store, reference, entry) for entry in manifest.indexes]
     fault = find_index_fault(indexes, manifest.world_size)
     if fault is not None:
         raise reference.damaged(MANIFEST, fault)
     return Documents(reference, manifest, tuple(indexes), merge_tensors(indexes))
+
+
+def read_index(store: Store, reference: Reference, rank: int) -> RankIndex:
+    """Return one rank's index, proven by the manifest. Raises CheckpointDamaged, and Refused as `read_manifest` does."""
+    for entry in read_manifest(store, reference).indexes:
+        if entry.rank == rank:
+            return _read_entry(store, reference, entry)
+    raise reference.damaged(MANIFEST, f"names no index of rank {rank}")
+
+
+def _read_entry(store: Store, reference: Reference, entry: IndexEntry) -> RankIndex:
+    path = rank_index_path(entry.rank)
+    try:
+        data = store.read(f"{reference.directory}/{path}")
+        if (len(data), digest(data)) != (entry.size, entry.sha256):
+            raise reference.damaged(path, "is not the index that the manifest names (size or SHA-256 differs)")
+        return loads(RankIndex, data)
+    except (NotInStore, ContractError) as error:
+        raise reference.damaged(path, str(error)) from error
 
 
 def merge_tensors(indexes: Iterable[RankIndex]) -> dict[str, TensorEntry]:

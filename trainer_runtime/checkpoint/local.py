@@ -20,7 +20,7 @@ from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.verify import verify_files
 from trainer_runtime.contract.layout import STEPS, StepName, step_path
 from trainer_runtime.contract.manifest import RankIndex
-from trainer_runtime.store.posix import PosixStore
+from trainer_runtime.store.posix import REMOVED, PosixStore
 
 KEPT: Final = 2
 """Steps that stay: the one that is being written, and the one that a restart needs if this one does not get verified."""
@@ -44,8 +44,12 @@ class LocalTier:
 
         def act() -> None:
             store = self._open()
-            for old in find_excess(store.list(f"{self._run}/{STEPS}"), name):
+            entries = store.list(f"{self._run}/{STEPS}")
+            for old in find_excess(entries, name):
                 store.remove(f"{self._run}/{step_path(old)}")
+            for left in entries:
+                if REMOVED in left:  # by a rank that was killed meanwhile
+                    store.remove(f"{self._run}/{STEPS}/{left}")
             for file in files:
                 path = self._path(name, file.path)
                 if is_frozen(file.path) and store.exists(path):

@@ -7,6 +7,7 @@ is done again from the same bytes, and takes over whatever the one before got do
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from trainer_runtime.checkpoint import fingerprint, frozen
 from trainer_runtime.checkpoint.commit import Writer, commit
-from trainer_runtime.checkpoint.documents import find_reference, is_verified, read_manifest
+from trainer_runtime.checkpoint.documents import find_reference, is_verified, read_index, read_manifest
 from trainer_runtime.checkpoint.exchange import SaveExchange
 from trainer_runtime.checkpoint.job import Part, SaveJob, StagedFile
 from trainer_runtime.checkpoint.local import LocalTier
@@ -28,11 +29,12 @@ from trainer_runtime.contract.codec import dumps, loads
 from trainer_runtime.contract.layout import MANIFEST, StepName, rank_index_path, staging_path
 from trainer_runtime.contract.manifest import RankIndex
 from trainer_runtime.errors import CommitUndecided, ExchangeTimeout, Fenced, RuntimeProblem, SaveFailed
-from trainer_runtime.store.base import Store
+from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
 
 ANSWER_SECONDS: Final = 30.0
 """How much longer a rank waits for the committer's word than the committer waits for the ranks."""
 
+log = logging.getLogger("trainer_runtime.persister")
 
 T = TypeVar("T")
 
@@ -86,16 +88,19 @@ class Persister:
         if self._last_key and self._last_key != save.key:
             self._exchange.forget(self._last_key)
         self._last_key = save.key
-        reference = self._bounded("looking for what was committed", lambda: self._find_committed(name)) if again else None
-        index = self._part(job, part, image, save, reference, again)
+        earlier, index = self._part(job, part, image, save, again)
         try:
-            sha256 = self._decide(f"{save.key}committed", lambda: self._commit(job, save, reference))
+            said = self._decide(f"{save.key}committed", lambda: self._commit(job, save, earlier))
         except Exception as error:
-            self._clear(save.staging, error)
+            if not isinstance(error, (Fenced, _Unanswered, CommitUndecided)):
+                self._clear(save.staging)
             raise
-        reference = Reference(self._store.uri, self._run, name, sha256)
+        reference = Reference(self._store.uri, self._run, name, said["manifest"])
+        if said["adopted"]:  # what counts is its bytes, which may be others than this try's
+            index = None
+            self._clear(save.staging)
         self._on_record(reference.record(Level.COMMITTED))
-        self._prove_part(reference, index, save)
+        index = self._prove_part(reference, index, save)
         self._decide(f"{save.key}verified", lambda: self._mark(reference, save))
         record = reference.record(Level.VERIFIED)
         self._on_record(record)
@@ -108,7 +113,8 @@ class Persister:
         self._exchange.put(_gone(self._writer.rank), b"")
 
     def _find_committed(self, name: StepName) -> Reference | None:
-        return find_reference(self._store, self._run, name)
+        """Return what an earlier try or process committed: only this attempt writes under its names."""
+        return self._bounded("looking for what was committed", lambda: find_reference(self._store, self._run, name))
 
     def _part(
         self,
@@ -116,45 +122,54 @@ class Persister:
         part: Part,
         image: Callable[[StagedFile], memoryview],
         save: _Save,
-        reference: Reference | None,
         again: bool,
-    ) -> RankIndex | None:
-        """Return this rank's index, handed in; None when there is none and the others were told why."""
-        rank = self._writer.rank
-        said = self._exchange.find(f"{save.key}index/{rank}") if again else None
-        if said is not None:
-            return _index_in(said)
-        if reference is not None:
-            committed = reference
-            return self._bounded("reading what was committed", lambda: self._read_index(committed.directory))
-        if again:
-            self._bounded("removing half-written files", lambda: self._remove_own(part, save.staging))
-        return self._write_part(job, part, image, save)
+    ) -> tuple[Reference | None, RankIndex | None]:
+        """Hand in this rank's index, or the reason why there is none: the committer then need not wait.
 
-    def _read_index(self, directory: str) -> RankIndex:
-        return loads(RankIndex, self._store.read(f"{directory}/{rank_index_path(self._writer.rank)}"))
+        Returns what this attempt has committed of this step already, and the index. Where the first is there, nothing was written.
+        """
+        rank = self._writer.rank
+        key = f"{save.key}index/{rank}"
+        said = self._exchange.find(key) if again else None
+        if said is not None:
+            return None, _index_in(said)
+        try:
+            earlier = self._find_committed(save.name) if again or job.tries else None
+            if earlier is not None:  # only a rank 0 that does not see it will ever read this
+                self._exchange.put(key, pack_error(SaveFailed(f"rank {rank} found that step {job.about.step} is committed already")))
+                return earlier, None
+            if again:
+                self._bounded("removing half-written files", lambda: self._remove_own(part, save.staging))
+            index, text = self._write_part(job, part, image, save)
+        except Exception as error:  # whatever it was, the other ranks must learn of it: they would wait for this one
+            self._exchange.put(key, pack_error(error))
+            return None, None
+        self._exchange.put(key, pack_value({"structure": part.structure_sha256, "index": text}))
+        return None, index
 
     def _remove_own(self, part: Part, staging: str) -> None:
-        # Rank 0's is the manifest too: a commit that was cut off before its one atomic act may have left it.
+        # Rank 0's is the manifest too, which a commit that was cut off before its one atomic act may have left. It goes first: without it,
+        # nothing of what is still there can be taken for a checkpoint.
         manifest = (MANIFEST,) if self._writer.rank == 0 else ()
-        for path in (*(file.path for file in part.files), rank_index_path(self._writer.rank), *manifest):
+        for path in (*manifest, *(file.path for file in part.files), rank_index_path(self._writer.rank)):
             if not frozen.is_frozen(path):
                 self._store.remove(f"{staging}/{path}")
 
-    def _clear(self, staging: str, error: Exception) -> None:
-        """Give back the room that an abandoned save took. Every rank does it, when it has stopped writing: whoever is last leaves nothing.
+    def _clear(self, staging: str) -> None:
+        """Give back the room that a save took which will not be committed. Every rank does it, when it has stopped writing: whoever is last
+        leaves nothing.
 
-        Nothing is deleted when the run is no longer ours, nor when it may yet turn out to be committed: rank 0 is silent, or the store was.
+        Not for one of a run that is no longer ours, nor for one that may yet turn out to be committed: rank 0 is silent, or the store was.
         """
-        if isinstance(error, (Fenced, _Unanswered, CommitUndecided)) or self.is_hung:
+        if self.is_hung:
             return
         try:
             self._bounded("removing an abandoned save", lambda: self._store.remove(staging))
         except RuntimeProblem as problem:
-            error.add_note(f"what was written of it stays: {problem}")
+            log.warning("rtj: %s: what was written of an abandoned save stays: %s", staging, problem)
 
-    def _write_part(self, job: SaveJob, part: Part, image: Callable[[StagedFile], memoryview], save: _Save) -> RankIndex | None:
-        """Write this rank's files and hand in its index, or the reason why there is none: the committer then need not wait."""
+    def _write_part(self, job: SaveJob, part: Part, image: Callable[[StagedFile], memoryview], save: _Save) -> tuple[RankIndex, str]:
+        """Write this rank's files and return its index, also as text."""
         rank = self._writer.rank
 
         def write() -> tuple[RankIndex, str]:
@@ -165,41 +180,49 @@ class Persister:
             self._store.create(f"{save.staging}/{rank_index_path(rank)}", text.encode())
             return index, text
 
-        try:
-            if job.refusal:
-                raise SaveFailed(job.refusal)
-            if self._local is not None:
-                self._local.write(save.name, part.files, image)
-            index, text = self._bounded("writing", write)
-        except Exception as error:  # whatever it was, the other ranks must learn of it: they would wait for this one
-            self._exchange.put(f"{save.key}index/{rank}", pack_error(error))
-            return None
-        self._exchange.put(f"{save.key}index/{rank}", pack_value({"structure": part.structure_sha256, "index": text}))
-        return index
+        if job.refusal:
+            raise SaveFailed(job.refusal)
+        if self._local is not None:
+            self._local.write(save.name, part.files, image)
+        return self._bounded("writing", write)
 
-    def _commit(self, job: SaveJob, save: _Save, reference: Reference | None) -> str:
-        if reference is not None:  # by the process before this one: only this attempt writes under this name
-            committed = reference
-            self._bounded("reading the manifest", lambda: read_manifest(self._store, committed))
-            return reference.manifest_sha256
+    def _commit(self, job: SaveJob, save: _Save, earlier: Reference | None) -> dict[str, Any]:
+        """Return the digest of what is committed now, and whether it is an earlier try's or process's and not what was staged."""
+        if earlier is None:
+            try:
+                return {"manifest": self._commit_parts(job, save).manifest_sha256, "adopted": False}
+            except (AlreadyInStore, NotInStore) as error:
+                earlier = self._find_committed(save.name)
+                if earlier is None:
+                    raise SaveFailed(f"step {job.about.step} is not committed: {error}") from error
+        adopted = earlier
+        self._bounded("reading the manifest", lambda: read_manifest(self._store, adopted))
+        return {"manifest": adopted.manifest_sha256, "adopted": True}
+
+    def _commit_parts(self, job: SaveJob, save: _Save) -> Reference:
         parts = self._collect(f"{save.key}index", "its part of the save")
         for rank, part in enumerate(parts):
             if part["structure"] != parts[0]["structure"]:
                 raise SaveFailed(f"rank {rank} and rank 0 hold different shared tensors (names, shapes, dtypes or aliases)")
         index_bytes = tuple(part["index"].encode() for part in parts)
-        made = self._bounded("committing", lambda: commit(self._store, self._run, save.staging, self._writer, job.about, index_bytes))
-        return made.manifest_sha256
+        return self._bounded(
+            "committing", lambda: commit(self._store, self._run, save.staging, self._writer, job.about, index_bytes), late=CommitUndecided
+        )
 
-    def _prove_part(self, reference: Reference, index: RankIndex | None, save: _Save) -> None:
+    def _prove_part(self, reference: Reference, index: RankIndex | None, save: _Save) -> RankIndex | None:
+        """Tell the others whether this rank's part is whole. Returns its index, or None when it is not whole. ``index`` None: it is read
+        from the checkpoint, so that no rank's part is ever taken for proven because nobody looked."""
         key = f"{save.key}proof/{self._writer.rank}"
         try:
-            if index is not None:
-                whole = index
-                self._bounded("reading back", lambda: verify_files(self._store, reference, whole))
+            if index is None:
+                index = self._bounded("reading the index", lambda: read_index(self._store, reference, self._writer.rank))
+            whole = index
+            self._bounded("reading back", lambda: verify_files(self._store, reference, whole))
         except Exception as error:  # as above: the others wait for this rank's word
             self._exchange.put(key, pack_error(error))
-            return
+            return None
         self._exchange.put(key, pack_value(True))
+        return index
 
     def _mark(self, reference: Reference, save: _Save) -> bool:
         if self._bounded("looking for the mark", lambda: is_verified(self._store, reference)):
@@ -241,8 +264,8 @@ class Persister:
             values.append(unpack(message))
         return values
 
-    def _bounded(self, what: str, act: Callable[[], T]) -> T:
-        """Return what ``act``, which uses the store, returns. Raises SaveFailed when it does not come back within the deadline.
+    def _bounded(self, what: str, act: Callable[[], T], late: type[RuntimeProblem] = SaveFailed) -> T:
+        """Return what ``act``, which uses the store, returns. Raises ``late`` when it does not come back within the deadline.
 
         A thread that the kernel holds cannot be ended; it is left behind and `is_hung` says so.
         """
@@ -264,7 +287,7 @@ class Persister:
             raise failure[0]
         if not outcome:
             self.is_hung = True
-            raise SaveFailed(f"{what}: {self._store.uri} did not answer within {self._deadline_seconds:.0f} s")
+            raise late(f"{what}: {self._store.uri} did not answer within {self._deadline_seconds:.0f} s")
         return outcome[0]
 
 

@@ -5,19 +5,20 @@ A checkpoint that was written without an error is committed. Only one that passe
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
-from trainer_runtime.checkpoint.documents import pieces_in, read_documents
+from trainer_runtime.checkpoint.documents import find_reference, is_verified, pieces_in, read_documents
 from trainer_runtime.checkpoint.frozen import locate
 from trainer_runtime.checkpoint.image import BadHeader, check_header, header_length
 from trainer_runtime.checkpoint.lanes import HOT_BYTES, IO_LANES
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.contract.beat import Level
 from trainer_runtime.contract.codec import dumps
-from trainer_runtime.contract.layout import VERIFIED
+from trainer_runtime.contract.layout import MANIFEST, TRASH, VERIFIED
 from trainer_runtime.contract.manifest import FileEntry, RankIndex, VerifiedMark
 from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
 
@@ -49,12 +50,26 @@ def verify_files(
 
 
 def mark_verified(store: Store, reference: Reference, now: float, by: str) -> None:
-    """Write the mark that lets the checkpoint be chosen. A mark that is there already says the same."""
-    mark = VerifiedMark(reference.manifest_sha256, Level.VERIFIED.value, now, by)
+    """Write the mark that lets the checkpoint be chosen. One that is there already says the same, or heals: what cannot be read as the mark
+    of this checkpoint (a write that was cut off may leave it where the file system has no hard links) goes to the trash.
+
+    Raises CheckpointDamaged when the checkpoint was deleted since it was proven; then no mark stays.
+    """
+    path = f"{reference.directory}/{VERIFIED}"
+    mark = dumps(VerifiedMark(reference.manifest_sha256, Level.VERIFIED.value, now, by)).encode()
     try:
-        store.create(f"{reference.directory}/{VERIFIED}", dumps(mark).encode())
+        store.create(path, mark)
     except AlreadyInStore:
+        if not is_verified(store, reference):
+            store.move(path, f"{reference.run}/{TRASH}/{reference.name}-{uuid.uuid4().hex[:8]}/{VERIFIED}")
+            store.create(path, mark)
+    if find_reference(store, reference.run, reference.name) == reference:
         return
+    # A deletion takes the manifest first, so whoever finds it after the mark has marked what was whole then.
+    store.remove(path)
+    if store.exists(reference.directory) and not store.list(reference.directory):  # `create` made the directory anew
+        store.remove(reference.directory)
+    raise reference.damaged(MANIFEST, "was deleted before the checkpoint could be marked as verified")
 
 
 def chunk_fault(file: FileEntry, number: int, block: memoryview) -> str | None:

@@ -75,7 +75,8 @@ class Store(Protocol):
 
     def commit(self, staging: str, final: str, name: str, data: bytes) -> None:
         """Make the directory ``staging``, with ``data`` added as file ``name``, appear as ``final``: all of it, durably, or nothing.
-        It never replaces a directory that holds anything. Raises AlreadyInStore, and CommitUndecided when it may yet happen."""
+        It never replaces a directory that holds anything. Raises AlreadyInStore, NotInStore where ``staging`` has to be a directory and is
+        not there, and CommitUndecided when it may yet happen, or has happened."""
 
     def move(self, path: str, to: str) -> None:
         """Move a file or directory to a name that does not exist. Raises NotInStore and AlreadyInStore."""

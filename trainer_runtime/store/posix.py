@@ -18,15 +18,20 @@ from pathlib import Path
 from typing import Final
 
 from trainer_runtime.contract.assignment import S3Settings
-from trainer_runtime.errors import StoreUnavailable
+from trainer_runtime.errors import CommitUndecided, StoreUnavailable
 from trainer_runtime.store.base import AlreadyInStore, NotInStore
 from trainer_runtime.store.buffers import make_buffer
 
 BLOCK_BYTES: Final = 16 * 1024 * 1024
 """Bytes per write call: large enough to keep a disk busy, small enough that a failure shows early."""
+REMOVED: Final = ".removed-"
+"""In the name of a directory that is being deleted; it stays when the process that deletes it is killed."""
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 """What the first transfer answers where O_DIRECT needs larger blocks than ours, or cannot be used after all."""
 _NO_HARD_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_NAMES: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR)
+_NOT_DONE: Final = (*_NAMES, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Answers of a rename that did nothing. After any other one, a network file system may have done it, or may do it yet."""
 _CAUSES: Final = {
     errno.ENOSPC: "no space left on the device",
     errno.EDQUOT: "the disk quota is used up",
@@ -98,18 +103,7 @@ class PosixStore:
         target = self._at(path)
         with self._translated("create", path):
             self._make_directories(target.parent)
-            draft = target.parent / f".{target.name}.{uuid.uuid4().hex}"
-            try:
-                _write_new_file(draft, data)
-                try:
-                    os.link(draft, target)  # unlike rename, fails when the name is taken
-                except OSError as error:
-                    if error.errno not in _NO_HARD_LINKS:
-                        raise
-                    _write_new_file(target, data)
-            finally:
-                draft.unlink(missing_ok=True)
-            self._sync_directory(target.parent)
+            self._create_in_directory(target, data)
 
     def write_file(self, path: str, image: memoryview, size: int) -> None:
         target = self._at(path)
@@ -166,13 +160,22 @@ class PosixStore:
 
     def commit(self, staging: str, final: str, name: str, data: bytes) -> None:
         source, target = self._at(staging), self._at(final)
-        self.create(f"{staging}/{name}", data)
+        with self._translated("commit", staging):
+            self._create_in_directory(source / name, data)  # a directory that is gone is not made anew: it would hold a manifest alone
         with self._translated("commit", final):
             self._make_directories(target.parent)
             self._sync_directory(source)
-            self._rename(source, target)
-            self._sync_directory(target.parent)
-            self._sync_directory(source.parent)
+            try:
+                self._rename(source, target)
+            except OSError as error:
+                if error.errno in _NOT_DONE:
+                    raise
+                raise self._undecided(final, error) from error
+            try:
+                self._sync_directory(target.parent)
+                self._sync_directory(source.parent)
+            except OSError as error:
+                raise self._undecided(final, error) from error
 
     def move(self, path: str, to: str) -> None:
         source, target = self._at(path), self._at(to)
@@ -189,10 +192,17 @@ class PosixStore:
         target = self._at(path)
         with self._translated("remove", path):
             self._require_root()
-            if target.is_dir() and not target.is_symlink():
-                shutil.rmtree(target, onerror=_pass_over_missing)
-            else:
+            if not target.is_dir() or target.is_symlink():
                 target.unlink(missing_ok=True)
+                return
+            # Aside first, in one act: a commit that is on its way finds nothing then, where it could else commit what is half deleted.
+            # The name begins like the old one, so that what stays when this process is killed is swept as the old one would have been.
+            doomed = target.with_name(f"{target.name}{REMOVED}{uuid.uuid4().hex[:8]}")
+            try:
+                os.rename(target, doomed)
+            except FileNotFoundError:
+                return  # another rank was faster
+            shutil.rmtree(doomed, onerror=_pass_over_missing)
 
     def _at(self, path: str) -> Path:
         return self._root / path
@@ -208,6 +218,23 @@ class PosixStore:
         self._make_directories(directory.parent)
         directory.mkdir(exist_ok=True)
         self._sync_directory(directory.parent)
+
+    def _create_in_directory(self, target: Path, data: bytes) -> None:
+        draft = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+        try:
+            _write_new_file(draft, data)
+            try:
+                os.link(draft, target)  # unlike rename, fails when the name is taken
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+                _write_new_file(target, data)
+        finally:
+            draft.unlink(missing_ok=True)
+        self._sync_directory(target.parent)
+
+    def _undecided(self, final: str, error: OSError) -> CommitUndecided:
+        return CommitUndecided(f"cannot say whether {self._at(final)} was committed: {_cause_of(error)}")
 
     def _rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
@@ -250,8 +277,7 @@ class PosixStore:
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
                 raise AlreadyInStore(f"{self._at(path)}: already there") from error
-            cause = _CAUSES.get(error.errno or 0, error.strerror or str(error))
-            raise StoreUnavailable(f"cannot {doing} {self._at(path)}: {cause}") from error
+            raise StoreUnavailable(f"cannot {doing} {self._at(path)}: {_cause_of(error)}") from error
 
 
 def _open_direct(path: Path, flags: int) -> tuple[int, bool]:
@@ -291,6 +317,10 @@ def _pass_over_missing(_function: object, _path: str, info: tuple[type[BaseExcep
     """Another rank may be removing the same directory."""
     if not isinstance(info[1], FileNotFoundError):
         raise info[1]
+
+
+def _cause_of(error: OSError) -> str:
+    return _CAUSES.get(error.errno or 0, error.strerror or str(error))
 
 
 def _write_new_file(path: Path, data: bytes) -> None:
