@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.checkpoint.world import RUN, attempt_on, flip, open_world, point, state, states
+from tests.checkpoint.world import RUN, attempt_on, flip, only, open_world, point, shared, state, states, store_root
 from trainer_runtime.checkpoint.archive import copy_fences
-from trainer_runtime.checkpoint.copying import copy_checkpoint
+from trainer_runtime.checkpoint.copying import copy_checkpoint, remove_leftovers
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
 from trainer_runtime.checkpoint.inventory import read_inventory
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS
+from trainer_runtime.checkpoint.unchanged import LEAST_BYTES
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.layout import StepName
-from trainer_runtime.errors import CheckpointDamaged, SaveFailed
+from trainer_runtime.errors import CheckpointDamaged, CommitUndecided, SaveFailed, StoreUnavailable
+from trainer_runtime.state.leaves import Kind, Leaf
 from trainer_runtime.store.posix import PosixStore
 
 NAME = StepName(3, 1)
@@ -100,6 +108,151 @@ def test_a_copy_that_is_broken_off_leaves_nothing_and_is_made_whole_later(store:
     assert find_reference(archive, RUN, NAME) is None
     archive.create(f"{RUN}/tmp/{NAME}.1/data/00000-model-0.safetensors", b"of a copier that was killed")
     assert is_verified(archive, copied(store, record, archive))
+
+
+def saved_with_frozen_base(store: PosixStore) -> CheckpointRecord:
+    """Save three files, of which one is frozen."""
+    base = torch.arange(LEAST_BYTES, dtype=torch.uint8)
+    leaves = [Leaf("model/base", base, Kind.MODEL, True, frozen_version=base._version), shared("model/adapter", torch.ones(8))]
+    with attempt_on(store) as attempt:
+        return attempt.saved(3, [only(*leaves, Leaf("rank00000/rng/torch", torch.ones(8), Kind.EXTRA, False))])
+
+
+KILLED_COPIER = """
+import os, signal, sys
+from pathlib import Path
+from trainer_runtime.checkpoint.copying import copy_checkpoint
+from trainer_runtime.checkpoint.documents import find_reference
+from trainer_runtime.contract.layout import StepName
+from trainer_runtime.store.posix import PosixStore
+
+source, target, survived = PosixStore(Path(sys.argv[1])), PosixStore(Path(sys.argv[2])), int(sys.argv[3])
+
+def on_block(_bytes):
+    global survived
+    survived -= 1
+    if survived < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+copy_checkpoint(source, find_reference(source, "run", StepName(3, 1)), target, 1, "killed", on_block)
+"""
+
+
+@pytest.mark.parametrize("survived", [0, 1, 2], ids="after {} blocks".format)
+def test_what_a_copier_that_was_killed_left_does_not_spoil_the_next_copy(store: PosixStore, archive: PosixStore, survived: int) -> None:
+    record = saved_with_frozen_base(store)
+    program = [sys.executable, "-c", KILLED_COPIER, str(store_root(store)), str(store_root(archive)), str(survived)]
+    assert subprocess.run(program, timeout=60).returncode == -signal.SIGKILL
+    for name in archive.list(f"{RUN}/frozen"):
+        assert archive.size(f"{RUN}/frozen/{name}") == store.size(f"{RUN}/frozen/{name}"), "what has its final name is whole"
+    assert is_verified(archive, copied(store, record, archive))
+
+
+def cut_short(file: Path) -> None:
+    os.truncate(file, 100)
+
+
+def damage(file: Path) -> None:
+    flip(file, file.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("spoil", [cut_short, damage])
+def test_a_frozen_file_that_is_not_whole_is_copied_anew(store: PosixStore, archive: PosixStore, spoil: Callable[[Path], None]) -> None:
+    record = saved_with_frozen_base(store)
+    copied(store, record, archive)
+    archive.remove(f"{RUN}/steps")
+    (name,) = archive.list(f"{RUN}/frozen")
+    spoil(store_root(archive) / RUN / "frozen" / name)
+    assert is_verified(archive, copied(store, record, archive))
+    assert len(archive.list(f"{RUN}/trash")) == 1
+
+
+def test_a_frozen_file_that_is_whole_is_not_copied_again(store: PosixStore, archive: PosixStore) -> None:
+    record = saved_with_frozen_base(store)
+    copied(store, record, archive)
+    archive.remove(f"{RUN}/steps")
+    blocks: list[int] = []
+    copy_checkpoint(store, reference_of(store, record), archive, 1, "again", blocks.append)
+    assert sum(blocks) < LEAST_BYTES
+
+
+class Overtaken(PosixStore):
+    """An archive in which another copier commits the same checkpoint right before ours does."""
+
+    def __init__(self, root: Path, other: Callable[[], object]) -> None:
+        super().__init__(root)
+        self._other = other
+
+    def commit(self, staging: str, final: str, name: str, data: bytes) -> None:
+        self._other()
+        super().commit(staging, final, name, data)
+
+
+def test_of_two_copiers_of_one_checkpoint_the_second_leaves_nothing_and_finds_the_firsts_copy(
+    store: PosixStore, archive: PosixStore
+) -> None:
+    record = saved_with_frozen_base(store)
+    overtaken = Overtaken(store_root(archive), lambda: copied(store, record, archive))
+    with pytest.raises(SaveFailed, match="somebody else writes there"):
+        copied(store, record, overtaken)
+    assert archive.list(f"{RUN}/tmp") == ()
+    assert is_verified(archive, copied(store, record, archive))
+
+
+class Undecided(PosixStore):
+    """An archive that answers nothing when it is asked to commit, and then lets nobody remove what may yet be committed."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._kept: set[str] = set()
+
+    def commit(self, staging: str, final: str, name: str, data: bytes) -> None:
+        self._kept.add(staging)
+        raise CommitUndecided("the commit was sent and may yet count")
+
+    def remove(self, path: str) -> None:
+        if path in self._kept:
+            raise StoreUnavailable("stays")
+        super().remove(path)
+
+
+def test_a_commit_that_nobody_can_decide_keeps_its_data_and_does_not_stop_the_next_try(store: PosixStore, archive: PosixStore) -> None:
+    record = saved_with_frozen_base(store)
+    undecided = Undecided(store_root(archive))
+    for tries in (1, 2):
+        with pytest.raises(CommitUndecided):
+            copied(store, record, undecided)
+        assert len(archive.list(f"{RUN}/tmp")) == tries
+    assert is_verified(archive, copied(store, record, archive))
+
+
+def test_what_copiers_of_earlier_attempts_left_goes_after_a_day_and_our_own_stays(archive: PosixStore) -> None:
+    left = {f"{NAME}.1-ab", f"{NAME}.1", f"{NAME}", "frozen-00-ab"}
+    for name in {*left, f"{NAME}.2-ab"}:
+        archive.create(f"{RUN}/tmp/{name}/data/x", b"x")
+        os.utime(store_root(archive) / RUN / "tmp" / name, (1000.0, 1000.0))
+    archive.create(f"{RUN}/tmp/{NAME}.1-cd/data/x", b"x")
+    remove_leftovers(archive, RUN, 2, now=1000.0 + ABANDONED_SECONDS - 1)
+    assert len(archive.list(f"{RUN}/tmp")) == 6
+    remove_leftovers(archive, RUN, 2, now=1000.0 + ABANDONED_SECONDS)
+    assert archive.list(f"{RUN}/tmp") == (f"{NAME}.1-cd", f"{NAME}.2-ab")
+
+
+class Vanishing(PosixStore):
+    """A store whose retention moves the checkpoint away when its first byte has been read."""
+
+    def read_range(self, path: str, offset: int, into: memoryview) -> int:
+        if self.exists(f"{RUN}/steps/{NAME}"):
+            self.move(f"{RUN}/steps/{NAME}", f"{RUN}/trash/x")
+        return super().read_range(path, offset, into)
+
+
+def test_what_retention_deletes_while_it_is_copied_is_not_called_damaged(store: PosixStore, archive: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        record = attempt.saved(3, [state(3.0)])
+    with pytest.raises(SaveFailed, match="was deleted while it was copied"):
+        copied(Vanishing(store_root(store)), record, archive)
+    assert archive.list(f"{RUN}/tmp") == ()
 
 
 def test_another_checkpoint_under_the_same_name_is_left_alone(store: PosixStore, archive: PosixStore) -> None:

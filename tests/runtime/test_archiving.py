@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.world import RUN, attempt_on, directory_of, flip, point, state, writer
-from trainer_runtime.checkpoint.cleaning import read_held
+from tests.checkpoint.world import RUN, attempt_on, directory_of, flip, point, state, store_root, writer
+from tests.store import servers
+from tests.store.hostile import CLOSE, Trouble, hostile_s3
+from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions, read_held
 from trainer_runtime.checkpoint.inventory import list_committed, read_inventory
+from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import CheckpointRecord, Level, Tier
+from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import StoreUnavailable
 from trainer_runtime.loop.archiving import MAX_WAITING, Archivist
 from trainer_runtime.store.base import Store
 from trainer_runtime.store.posix import PosixStore
+from trainer_runtime.store.s3.api import Limits
 
 
 @pytest.fixture
@@ -98,17 +104,75 @@ def test_a_failing_archive_is_a_warning_with_a_count_and_is_made_up_for_later(
         assert (porter.failures, len(records)) == (0, 1)
 
 
-def test_a_damaged_checkpoint_does_not_keep_later_ones_from_the_archive(
-    store: PosixStore, archive: PosixStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    first, _second = save(store, 2, 4)
+def damage(store: PosixStore, archive: PosixStore, first: CheckpointRecord) -> None:
     flip(directory_of(store, first) / "data" / "00000-model-0.safetensors", 5000)
+
+
+def put_another_under_its_name(store: PosixStore, archive: PosixStore, first: CheckpointRecord) -> None:
+    with attempt_on(archive) as attempt:
+        attempt.saved(first.step, [state(7.0)])
+
+
+def let_its_data_be_unreadable(store: PosixStore, archive: PosixStore, first: CheckpointRecord) -> None:
+    file = directory_of(store, first) / "data" / "00000-model-0.safetensors"
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        (damage, "model-0.safetensors: chunk 0"),
+        (put_another_under_its_name, "holds another checkpoint"),
+        (let_its_data_be_unreadable, "cannot read"),
+    ],
+)
+def test_one_that_cannot_be_copied_does_not_keep_later_ones_from_the_archive(
+    store: PosixStore,
+    archive: PosixStore,
+    caplog: pytest.LogCaptureFixture,
+    trouble: Callable[[PosixStore, PosixStore, CheckpointRecord], None],
+    message: str,
+) -> None:
+    first, *_later = save(store, 2, 4, 6)
+    trouble(store, archive, first)
+    with archivist(store, Door(archive), 2) as (porter, records):
+        porter.look()
+        porter.close()
+        assert porter.failures == 1
+    assert [record.step for record in records] == [4, 6]
+    assert message in caplog.text
+
+
+def test_a_damaged_checkpoint_is_not_kept_for_the_archive(store: PosixStore, archive: PosixStore) -> None:
+    (first,) = save(store, 2)
+    damage(store, archive, first)
     with archivist(store, Door(archive), 2) as (porter, _):
         porter.look()
         porter.close()
         assert not porter.waiting(read_held(store, RUN)), "it will not get better by waiting"
-    assert [name.step for name in list_committed(archive, RUN)] == [4]
-    assert "chunk 0" in caplog.text
+
+
+def test_a_commit_in_the_archive_that_nobody_can_decide_keeps_nothing_from_it(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(store, 2, 4)
+    servers.give_credentials(monkeypatch)
+    with hostile_s3() as server:
+        bucket = servers.store_at(server.endpoint, "bucket", limits=Limits(connect=1.0, answer=1.0, request=0.6, first=0.6))
+        assert bucket.capabilities.checks_parts
+        server.troubles.append(Trouble("PutObject", CLOSE, times=1000, key_has=f"{StepName(2, 1)}/manifest.json"))
+        for copied in ([4], []):
+            with archivist(store, Door(bucket), 2) as (porter, records):
+                porter.look()
+                porter.close()
+                assert ([record.step for record in records], porter.failures) == (copied, 1)
+        assert "the commit was sent and may yet count" in caplog.text
+        server.troubles.clear()
+        with archivist(store, Door(bucket), 2) as (porter, records):
+            porter.look()
+            porter.close()
+            assert ([record.step for record in records], porter.failures) == ([2], 0)
 
 
 def test_retention_waits_for_copies_but_not_for_more_than_a_few(store: PosixStore, archive: PosixStore) -> None:
@@ -118,6 +182,56 @@ def test_retention_waits_for_copies_but_not_for_more_than_a_few(store: PosixStor
         porter.look()
         porter.close()
         assert not porter.waiting(read_held(store, RUN))
+
+
+class Slow(PosixStore):
+    """An archive in which something happens while each file is written."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def write_blocks(self, path: str, blocks: Iterable[memoryview], size: int) -> None:
+        self.meanwhile()
+        super().write_blocks(path, blocks, size)
+
+
+def test_what_is_being_copied_stays_however_many_are_saved_meanwhile(store: PosixStore, archive: PosixStore) -> None:
+    slow = Slow(store_root(archive))
+    save(store, 2, 4, 6, 8, 10)
+    with archivist(store, Door(slow), 2) as (porter, records):
+
+        def tidy() -> None:
+            held = read_held(store, RUN)
+            names = propose_deletions(store, RUN, held, Keep(last=1), porter.waiting(held), now=0.0)
+            delete_checkpoints(store, RUN, writer(attempt=1), names)
+
+        slow.meanwhile = tidy
+        porter.look()
+        porter.close()
+        assert porter.failures == 0
+    assert [record.step for record in records] == [2, 6, 8, 10], "4 was one too many to wait for"
+
+
+def test_what_is_deleted_while_it_is_copied_is_said_so(store: PosixStore, archive: PosixStore, caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow(store_root(archive))
+    save(store, 2, 4)
+    slow.meanwhile = lambda: delete_checkpoints(store, RUN, writer(attempt=1), [StepName(2, 1)])
+    with archivist(store, Door(slow), 2) as (porter, records):
+        porter.look()
+        porter.close()
+    assert [record.step for record in records] == [4]
+    assert "was deleted while it was copied" in caplog.text
+
+
+def test_the_archive_collects_no_rubbish(store: PosixStore, archive: PosixStore) -> None:
+    save(store, 2)
+    archive.create(f"{RUN}/tmp/{StepName(2, 1)}.0-ab/data/x", b"of an earlier attempt's copier")
+    os.utime(store_root(archive) / RUN / "tmp" / f"{StepName(2, 1)}.0-ab", (0, 0))
+    with archivist(store, Door(archive), 2) as (porter, _):
+        porter.look()
+        porter.close()
+    assert archive.list(f"{RUN}/tmp") == ()
 
 
 def test_only_rank_0_archives(store: PosixStore, archive: PosixStore) -> None:

@@ -152,14 +152,16 @@ def test_of_many_that_create_one_name_exactly_one_succeeds(store: Store) -> None
     assert store.read("run/fences/00000001") == f"nonce {won.index(True)}".encode()
 
 
-def test_of_two_tries_that_commit_one_step_exactly_one_succeeds(store: Store) -> None:
+@pytest.mark.parametrize("manifest", ["manifest{}", "manifest"], ids=["of different manifests", "of the same manifest"])
+def test_of_two_tries_that_commit_one_step_exactly_one_succeeds(store: Store, another: Callable[[], Store], manifest: str) -> None:
     suffixes = ("", ".1")
+    stores = {suffix: another() for suffix in suffixes}
     for suffix in suffixes:
         write(store, f"{STAGING}{suffix}/data/x", f"weights{suffix}".encode())
 
     def commit(suffix: str) -> bool:
         try:
-            store.commit(f"{STAGING}{suffix}", FINAL, "manifest.json", f"manifest{suffix}".encode())
+            stores[suffix].commit(f"{STAGING}{suffix}", FINAL, "manifest.json", manifest.format(suffix).encode())
         except AlreadyInStore:
             return False
         return True
@@ -167,8 +169,12 @@ def test_of_two_tries_that_commit_one_step_exactly_one_succeeds(store: Store) ->
     with ThreadPoolExecutor(2) as pool:
         won = list(pool.map(commit, suffixes))
     assert won.count(True) == 1
-    suffix = suffixes[won.index(True)]
-    assert store.read(MANIFEST) == f"manifest{suffix}".encode()
+    suffix, loser = suffixes[won.index(True)], suffixes[won.index(False)]
+    assert store.read(MANIFEST) == manifest.format(suffix).encode()
+    for one in (store, *stores.values()):
+        assert one.read(f"{FINAL}/data/x") == f"weights{suffix}".encode()
+    stores[loser].remove(f"{STAGING}{loser}")
+    assert store.list("run/tmp") == ()
     assert store.read(f"{FINAL}/data/x") == f"weights{suffix}".encode()
 
 

@@ -225,6 +225,27 @@ class TestCommit:
         impatient.commit(STAGING, FINAL, "manifest.json", b"{}")
         assert impatient.read(f"{FINAL}/data/x") == b"weights"
 
+    @pytest.mark.parametrize("act", [LOSE, CLOSE], ids=["after it was carried out", "before it was"])
+    def test_the_same_manifest_of_another_try_is_not_ours(self, hostile: Hostile, impatient: S3Store, act: str) -> None:
+        for suffix in ("", ".1"):
+            write(impatient, f"{STAGING}{suffix}/data/x", f"weights{suffix}".encode())
+        impatient.commit(f"{STAGING}.1", FINAL, "manifest.json", b"{}")
+        hostile.troubles.append(Trouble("PutObject", act, times=1, key_has="manifest.json"))
+        with pytest.raises(AlreadyInStore, match=f"s3://bucket/prefix/{FINAL}: already there, of another try"):
+            impatient.commit(STAGING, FINAL, "manifest.json", b"{}")
+        impatient.remove(STAGING)
+        assert impatient.read(f"{FINAL}/data/x") == b"weights.1"
+        assert [key for key in hostile.objects if "attempts" in key] == ["prefix/run/attempts/00000002/0000000007.1/data/x"]
+
+    def test_a_commit_whose_data_cannot_be_looked_up_is_undecided(self, hostile: Hostile, impatient: S3Store) -> None:
+        write(impatient, f"{STAGING}/data/x", b"weights")
+        hostile.troubles.append(Trouble("PutObject", LOSE, ALWAYS, key_has="manifest.json"))
+        hostile.troubles.append(Trouble("HeadObject", 503, ALWAYS, key_has="manifest.json"))
+        with pytest.raises(CommitUndecided):
+            impatient.commit(STAGING, FINAL, "manifest.json", b"{}")
+        hostile.troubles.clear()
+        assert impatient.read(f"{FINAL}/data/x") == b"weights"
+
     def test_a_commit_that_was_surely_not_made_is_an_ordinary_failure(self, hostile: Hostile, impatient: S3Store) -> None:
         write(impatient, f"{STAGING}/data/x", b"weights")
         hostile.troubles.append(Trouble("PutObject", 503, ALWAYS, key_has="manifest.json"))

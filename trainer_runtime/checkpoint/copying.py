@@ -7,18 +7,20 @@ and indexes below ``tmp/``, then one atomic step, then read-back and the mark. I
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from trainer_runtime.checkpoint.documents import Documents, find_reference, is_verified, read_documents
-from trainer_runtime.checkpoint.frozen import is_frozen, locate
+from trainer_runtime.checkpoint.documents import Documents, find_reference, is_still_there, is_verified, read_documents
+from trainer_runtime.checkpoint.frozen import is_frozen, put
 from trainer_runtime.checkpoint.reference import Reference
+from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS
 from trainer_runtime.checkpoint.snapshots import read_snapshots
-from trainer_runtime.checkpoint.verify import mark_verified, read_chunk, verify_checkpoint
-from trainer_runtime.contract.layout import MANIFEST, rank_index_path, staging_path, step_path
+from trainer_runtime.checkpoint.verify import mark_verified, read_chunk, verify_files
+from trainer_runtime.contract.layout import MANIFEST, TMP, rank_index_path, staging_path, step_path
 from trainer_runtime.contract.manifest import FileEntry, SnapshotFile, digest
-from trainer_runtime.errors import SaveFailed
+from trainer_runtime.errors import CheckpointDamaged, CommitUndecided, RuntimeProblem, SaveFailed
 from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
 
 
@@ -27,22 +29,41 @@ def copy_checkpoint(
 ) -> Reference:
     """Copy a checkpoint with all it needs, verify the copy, and return its reference. One that is there already is verified, not copied.
 
-    ``attempt`` is the copier's: what an older one left half copied is not ours. ``by`` goes into the verified mark. ``on_block`` is told
-    the bytes of each block before it is written, and may raise to end the copy: then nothing of it stays.
+    ``attempt`` is the copier's: by it `remove_leftovers` tells what nobody works on any more. ``by`` goes into the verified mark.
+    ``on_block`` is told the bytes of each block before it is written, and may raise to end the copy: then nothing of it stays.
 
     Raises CheckpointDamaged when either side is not what the manifest says, StoreUnavailable, and SaveFailed when the target holds another
-    checkpoint under this name.
+    checkpoint under this name, or the source lost this one meanwhile.
     """
     copy = replace(reference, store_uri=target.uri)
     there = find_reference(target, copy.run, copy.name)
+    proven: frozenset[str] = frozenset()
     if there is None:
-        _transfer(source, read_documents(source, reference), target, attempt, on_block)
+        try:
+            proven = _transfer(source, read_documents(source, reference), target, attempt, on_block)
+        except CheckpointDamaged as error:
+            if is_still_there(source, reference):
+                raise
+            raise SaveFailed(f"{reference.uri} was deleted while it was copied") from error
     elif there != copy:
         raise SaveFailed(f"{copy.uri} holds another checkpoint: manifest {there.manifest_sha256}, not {copy.manifest_sha256}")
     if not is_verified(target, copy):
-        verify_checkpoint(target, copy)
+        for index in read_documents(target, copy).indexes:
+            verify_files(target, copy, index, proven)
         mark_verified(target, copy, time.time(), by)
     return copy
+
+
+def remove_leftovers(target: Store, run: str, attempt: int, now: float) -> None:
+    """Delete what copiers of other attempts than ``attempt`` left half copied 24 hours ago or earlier. ``now``: Unix seconds."""
+    for name in target.list(f"{run}/{TMP}"):
+        path = f"{run}/{TMP}/{name}"
+        try:
+            is_old = now - target.modified_at(path) >= ABANDONED_SECONDS
+        except NotInStore:
+            continue  # committed or removed since it was listed
+        if is_old and f".{attempt}-" not in name:
+            target.remove(path)
 
 
 def proven_blocks(store: Store, reference: Reference, file: FileEntry) -> Iterator[memoryview]:
@@ -55,14 +76,19 @@ def proven_blocks(store: Store, reference: Reference, file: FileEntry) -> Iterat
         yield read_chunk(store, reference, file, number, view)
 
 
-def _transfer(source: Store, documents: Documents, target: Store, attempt: int, on_block: Callable[[int], None]) -> None:
+def _transfer(source: Store, documents: Documents, target: Store, attempt: int, on_block: Callable[[int], None]) -> frozenset[str]:
+    """Copy and commit, and return the paths of frozen files that were there and proven, so that nobody need read them again.
+
+    Each try has a directory of its own: one whose commit nobody can decide must stay, and must not be in the way of the next.
+    """
     reference = documents.reference
-    staging = f"{reference.run}/{staging_path(reference.name)}.{attempt}"
-    target.remove(staging)  # a copy of ours that was cut off
+    staging = f"{reference.run}/{staging_path(reference.name)}.{attempt}-{uuid.uuid4().hex[:8]}"
+    proven = set()
     try:
         for index in documents.indexes:
             for file in index.files:
-                _transfer_file(source, reference, file, target, staging, on_block)
+                if not _transfer_file(source, reference, file, target, staging, on_block):
+                    proven.add(file.path)
         for files in documents.manifest.snapshots.values():
             _transfer_snapshots(source, reference, files, target)
         for entry in documents.manifest.indexes:
@@ -70,21 +96,35 @@ def _transfer(source: Store, documents: Documents, target: Store, attempt: int, 
             target.create(f"{staging}/{path}", _read_exactly(source, reference, path, entry.sha256))
         manifest = _read_exactly(source, reference, MANIFEST, reference.manifest_sha256)
         target.commit(staging, f"{reference.run}/{step_path(reference.name)}", MANIFEST, manifest)
-    except AlreadyInStore as error:
-        raise SaveFailed(f"{reference.uri} was not copied to {target.uri}: somebody else writes there ({error})") from error
-    except BaseException:
-        target.remove(staging)
+    except CommitUndecided:
         raise
+    except BaseException as error:
+        _clear(target, staging, error)
+        if isinstance(error, AlreadyInStore):
+            raise SaveFailed(f"{reference.uri} was not copied to {target.uri}: somebody else writes there ({error})") from error
+        raise
+    return frozenset(proven)
+
+
+def _clear(target: Store, staging: str, error: BaseException) -> None:
+    try:
+        target.remove(staging)
+    except RuntimeProblem as problem:
+        error.add_note(f"what was copied stays: {problem}")
 
 
 def _transfer_file(
     source: Store, reference: Reference, file: FileEntry, target: Store, staging: str, on_block: Callable[[int], None]
-) -> None:
-    """A frozen file goes to its own place, which an earlier copy may have filled already; whether rightly, the verification finds out."""
-    to = locate(reference.run, staging, file.path)
-    if is_frozen(file.path) and target.exists(to):
-        return
-    target.write_blocks(to, _told(proven_blocks(source, reference, file), on_block), file.size)
+) -> bool:
+    """Copy a file and say whether it was copied. A frozen file goes to its own place, which an earlier copy may have filled already."""
+
+    def write(path: str) -> None:
+        target.write_blocks(path, _told(proven_blocks(source, reference, file), on_block), file.size)
+
+    if is_frozen(file.path):
+        return put(target, reference.run, file, write)
+    write(f"{staging}/{file.path}")
+    return True
 
 
 def _transfer_snapshots(source: Store, reference: Reference, files: Sequence[SnapshotFile], target: Store) -> None:

@@ -7,7 +7,7 @@ relative to the checkpoint. Two writers of one name write the same bytes, so tha
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import xxhash
@@ -48,17 +48,27 @@ def write(store: Store, run: str, file: FileEntry, image: memoryview) -> None:
     """
     if file.path != frozen_path(file.blake3):
         raise SaveFailed(f"{file.path}: a frozen tensor changed while it was staged; the next save writes it anew")
+    put(store, run, file, lambda draft: store.write_file(draft, image, file.size))
+
+
+def put(store: Store, run: str, file: FileEntry, write_draft: Callable[[str], None]) -> bool:
+    """Have a frozen file written, unless an intact one is there, and say whether it was written. ``write_draft``: writes it to the path
+    that it is given, from where it moves to its name when it is whole: a writer that is killed leaves nothing under the name.
+
+    A file of that name whose bytes are wrong goes to the trash, and the new one takes its place.
+    """
     path = f"{run}/{file.path}"
     if is_intact(store, path, file):
-        return
+        return False
     if store.exists(path):
         _move(store, path, f"{run}/{TRASH}/{file.blake3}-{uuid.uuid4().hex[:8]}/{file.blake3}{_SUFFIX}")
     draft = f"{run}/{TMP}/frozen-{file.blake3}-{uuid.uuid4().hex[:8]}"
-    store.write_file(draft, image, file.size)
+    write_draft(draft)
     try:
         store.move(draft, path)
     except AlreadyInStore:  # another rank or a retry of ours was faster, with the same bytes
         store.remove(draft)
+    return True
 
 
 def is_intact(store: Store, path: str, file: FileEntry) -> bool:

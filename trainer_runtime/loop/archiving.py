@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from trainer_runtime.checkpoint.archive import copy_fences, find_due, is_archived, is_due
 from trainer_runtime.checkpoint.commit import Writer
-from trainer_runtime.checkpoint.copying import copy_checkpoint
+from trainer_runtime.checkpoint.copying import copy_checkpoint, remove_leftovers
+from trainer_runtime.checkpoint.documents import is_still_there
 from trainer_runtime.checkpoint.fences import require_ownership
+from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.retention import Held
 from trainer_runtime.contract.beat import CheckpointRecord, Level, Tier
 from trainer_runtime.contract.layout import StepName
@@ -50,18 +53,21 @@ class Archivist:
         self._lock = threading.Lock()
         self._settled: set[StepName] = set()
         """In the archive, or too damaged to get there."""
+        self._in_work: StepName | None = None
         self._looks: set[Future[None]] = set()
         self._ended = threading.Event()
         self.failures = 0
         """Looks in a row that failed."""
 
     def waiting(self, held: tuple[Held, ...]) -> frozenset[StepName]:
-        """Return which of the checkpoints in the store retention must leave until they are copied: at most MAX_WAITING, the newest."""
+        """Return which of the checkpoints in the store retention must leave: the newest MAX_WAITING of those that are still to be copied,
+        and the one that is being copied, which is the oldest of them."""
         if self._thread is None:
             return frozenset()
         due = [item.name for item in held if item.on_lineage and item.verified and is_due(item.name, item.tagged, self._every_steps)]
         with self._lock:
-            return frozenset(sorted(name for name in due if name not in self._settled)[-MAX_WAITING:])
+            newest = sorted(name for name in due if name not in self._settled)[-MAX_WAITING:]
+            return frozenset(newest) | (frozenset() if self._in_work is None else {self._in_work})
 
     def look(self) -> None:
         """A checkpoint was verified: copy what is missing. A look that has not begun yet sees it as well."""
@@ -92,19 +98,42 @@ class Archivist:
         if self._archive is None:
             self._archive = self._open_archive()
         copy_fences(self._store, self._run, self._archive)
-        damaged: CheckpointDamaged | None = None
+        failed: list[RuntimeProblem] = []
         for reference in find_due(self._store, self._run, self._every_steps):
+            self._require_time()
             try:
-                if not is_archived(self._archive, reference):
-                    copy = copy_checkpoint(self._store, reference, self._archive, self._writer.attempt, self._writer.name, self._on_block)
-                    self._on_record(copy.record(Level.VERIFIED, tier=Tier.ARCHIVE))
-            except CheckpointDamaged as error:  # the ones after it are worth keeping all the more
-                damaged = damaged or error
+                self._bring(reference, self._archive)
+            except RuntimeProblem as error:  # the ones after it are worth keeping all the more
+                failed.append(error)
+        if failed:
+            raise failed[0] if len(failed) == 1 else SaveFailed(f"{failed[0]}; and {len(failed) - 1} more failed")
+
+    def _bring(self, reference: Reference, archive: Store) -> None:
+        """Have one checkpoint in the archive. While that takes, retention must leave it."""
+        with self._lock:
+            self._in_work = reference.name
+        try:
+            if is_archived(archive, reference):
+                self._settle(reference.name)
+            elif is_still_there(self._store, reference):  # else retention did not wait for it: it was none of the newest
+                copy = copy_checkpoint(self._store, reference, archive, self._writer.attempt, self._writer.name, self._on_block)
+                self._settle(reference.name)
+                self._on_record(copy.record(Level.VERIFIED, tier=Tier.ARCHIVE))
+                remove_leftovers(archive, self._run, self._writer.attempt, time.time())
+        except CheckpointDamaged:
+            self._settle(reference.name)
+            raise
+        finally:
             with self._lock:
-                self._settled.add(reference.name)
-        if damaged is not None:
-            raise damaged
+                self._in_work = None
+
+    def _settle(self, name: StepName) -> None:
+        with self._lock:
+            self._settled.add(name)
 
     def _on_block(self, _bytes: int) -> None:
+        self._require_time()
+
+    def _require_time(self) -> None:
         if self._ended.is_set():
             raise SaveFailed("the run ended before the copy did; the next attempt of the run copies it")

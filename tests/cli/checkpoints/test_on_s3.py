@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.checkpoint.test_copying import saved_with_frozen_base
 from tests.checkpoint.world import RUN, attempt_on, state, states
 from tests.store import servers
 from tests.store.hostile import hostile_s3
@@ -17,15 +18,18 @@ from trainer_runtime.checkpoint.copying import copy_checkpoint
 from trainer_runtime.checkpoint.documents import is_verified
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.cli.checkpoints.main import main
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.layout import StepName
+from trainer_runtime.errors import SaveFailed
 from trainer_runtime.store.base import Store
 from trainer_runtime.store.posix import PosixStore
+from trainer_runtime.store.s3.store import S3Store
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Store]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.CREDENTIALS["aws_access_key_id"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.CREDENTIALS["aws_secret_access_key"])
     with hostile_s3() as server:
@@ -55,6 +59,23 @@ def test_a_copy_from_files_to_s3_and_back_is_the_same_checkpoint(store: PosixSto
     again = copy_checkpoint(bucket, there, back, 1, "the test")
     assert again.manifest_sha256 == record.manifest_sha256
     assert is_restored(back, again)
+
+
+def test_of_two_copiers_of_one_checkpoint_to_s3_the_second_takes_its_own_data_away(store: PosixStore, bucket: S3Store) -> None:
+    record = saved_with_frozen_base(store)
+    name, prefix = bucket.uri.removeprefix("s3://").split("/", 1)
+    another = S3Store(name, prefix, bucket.s3)
+    copies: list[Reference] = []
+
+    def overtake(_bytes: int) -> None:
+        if not copies:
+            copies.append(copy_checkpoint(store, reference_of(store, record), another, 1, "the first"))
+
+    with pytest.raises(SaveFailed, match="somebody else writes there"):
+        copy_checkpoint(store, reference_of(store, record), bucket, 1, "the second", overtake)
+    assert (bucket.list(f"{RUN}/tmp"), len(bucket.list(f"{RUN}/attempts/00000001"))) == ((), 1)
+    verify_checkpoint(bucket, copies[0])
+    assert copy_checkpoint(store, reference_of(store, record), bucket, 1, "the second") == copies[0]
 
 
 def test_every_command_works_on_s3(bucket: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

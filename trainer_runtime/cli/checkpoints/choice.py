@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from trainer_runtime.checkpoint.documents import is_still_there
 from trainer_runtime.checkpoint.inventory import Committed, read_committed
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.assignment import S3Settings
@@ -15,7 +17,7 @@ from trainer_runtime.contract.beat import Level
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.layout import FENCES, STEPS, is_run_name
 from trainer_runtime.contract.place import parse_checkpoint
-from trainer_runtime.errors import ConfigurationError, StoreUnavailable
+from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, StoreUnavailable
 from trainer_runtime.settings import DEFAULT_STORE
 from trainer_runtime.store.base import Store
 from trainer_runtime.store.open import open_store
@@ -65,6 +67,25 @@ class Chosen:
 
     store: Store
     found: Committed
+
+
+class DeletedMeanwhile(ConfigurationError):
+    """What a word named is not there any more. It is not damaged."""
+
+
+@contextmanager
+def reading(*chosen: Chosen) -> Iterator[None]:
+    """Around all that reads checkpoints: what retention deletes meanwhile looks damaged, so a look at the store decides.
+
+    Raises DeletedMeanwhile instead of CheckpointDamaged when one of ``chosen`` is gone.
+    """
+    try:
+        yield
+    except CheckpointDamaged as error:
+        for one in chosen:
+            if not is_still_there(one.store, one.found.reference):
+                raise DeletedMeanwhile(f"STEP: {short_name(one.found)} was deleted while it was read") from error
+        raise
 
 
 def choose(committed: Sequence[Committed], word: str, uri: str) -> Committed:

@@ -7,7 +7,7 @@ from typing import Final
 
 from trainer_runtime.checkpoint.comparing import Side, compare
 from trainer_runtime.checkpoint.documents import read_documents
-from trainer_runtime.cli.checkpoints.choice import Chosen, Place, short_name
+from trainer_runtime.cli.checkpoints.choice import Chosen, Place, reading, short_name
 
 SHOWN: Final = 30
 """Lines per heading."""
@@ -16,8 +16,9 @@ SHOWN: Final = 30
 def run(place: Place, first: str, second: str) -> int:
     """Print what differs. Returns 0 when nothing does, else 1, as diff does."""
     chosen = place.choose(first), place.choose(second)
-    left, right = (Side(one.store, read_documents(one.store, one.found.reference)) for one in chosen)
-    found = compare(left, right)
+    with reading(*chosen):
+        left, right = (Side(one.store, read_documents(one.store, one.found.reference)) for one in chosen)
+        found = compare(left, right)
     print(f"first:  {_name(chosen[0])}\nsecond: {_name(chosen[1])}")
     _say("structure", found.structure)
     _say("settings", found.settings)

@@ -8,12 +8,18 @@ from trainer_runtime.checkpoint.documents import read_documents
 from trainer_runtime.checkpoint.elements import ITEM_BYTES
 from trainer_runtime.checkpoint.export import MODEL, export_model
 from trainer_runtime.cli.checkpoints import wording
-from trainer_runtime.cli.checkpoints.choice import Place, short_name
+from trainer_runtime.cli.checkpoints.choice import Chosen, Place, reading, short_name
 
 
 def run(place: Place, word: str, directory: Path) -> int:
     """Write the directory and say what is in it."""
     chosen = place.choose(word)
+    with reading(chosen):
+        _export(chosen, directory)
+    return 0
+
+
+def _export(chosen: Chosen, directory: Path) -> None:
     documents = read_documents(chosen.store, chosen.found.reference)
     total = sum(
         chunk.nbytes
@@ -31,4 +37,3 @@ def run(place: Place, word: str, directory: Path) -> int:
         print(f"  {name} is {kept} by another name and was left out")
     if not documents.manifest.snapshots:
         print("  the checkpoint holds no config and no tokenizer: put config.json beside the weights before from_pretrained reads them")
-    return 0

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from trainer_runtime.checkpoint.documents import Documents, read_documents
 from trainer_runtime.cli.checkpoints import ls, wording
-from trainer_runtime.cli.checkpoints.choice import Place
+from trainer_runtime.cli.checkpoints.choice import Place, reading
 from trainer_runtime.contract.beat import Tier
 from trainer_runtime.contract.codec import to_jsonable
 
@@ -16,7 +16,8 @@ from trainer_runtime.contract.codec import to_jsonable
 def run(place: Place, word: str, as_json: bool, now: float) -> int:
     """Print what the manifest and the rank indexes say. ``now``: Unix seconds."""
     chosen = place.choose(word)
-    documents = read_documents(chosen.store, chosen.found.reference)
+    with reading(chosen):
+        documents = read_documents(chosen.store, chosen.found.reference)
     if as_json:
         print(json.dumps({**ls.entry(chosen.found, (Tier.STORE,)), "manifest": to_jsonable(documents.manifest)}, indent=2))
         return 0

@@ -35,6 +35,11 @@ class DataDirectories:
         self.remember(step, directory)
         return directory
 
+    def named_now_by(self, step: keys.Inside) -> str | None:
+        """Return the directory that a step's manifest names on the server, whatever is remembered; None when there is no manifest."""
+        self.forget(step)
+        return self._named_by(step)
+
     def remember(self, step: keys.Inside, directory: str) -> None:
         """A commit of ours was made, or a manifest was read."""
         self._known[step.run, step.name] = directory
@@ -68,7 +73,7 @@ class DataDirectories:
         if inside.is_staging:
             if self._api.has_any(f"{self._prefix}{inside.run}/{own}/"):
                 yield own
-        elif self._named_now_by(inside) is None:
+        elif self.named_now_by(inside) is None:
             for name in self._api.names(f"{self._prefix}{inside.run}/{parent}/"):
                 if name.partition(".")[0] == folder:
                     yield f"{parent}/{name}"
@@ -82,16 +87,12 @@ class DataDirectories:
         if (run, directory) in self._kept:
             raise StoreUnavailable(f"s3://{self._api.bucket}/{begin}: stays; a commit of it was sent and may yet count")
         name = keys.step_of(directory)
-        if name is not None and self._named_now_by(keys.Inside(run, name, "")) == directory:
+        if name is not None and self.named_now_by(keys.Inside(run, name, "")) == directory:
             return
         for key in self._api.below(begin):
             self._api.delete(key)
         for key, upload in self._api.uploads(begin):
             abort(self._api, key, upload)
-
-    def _named_now_by(self, step: keys.Inside) -> str | None:
-        self.forget(step)
-        return self._named_by(step)
 
     def _named_by(self, step: keys.Inside) -> str | None:
         try:

@@ -16,7 +16,7 @@ from trainer_runtime.errors import CommitUndecided, StoreUnavailable
 from trainer_runtime.store.base import AlreadyInStore, NotInStore
 from trainer_runtime.store.buffers import make_buffer
 from trainer_runtime.store.s3 import keys
-from trainer_runtime.store.s3.api import Api, Limits
+from trainer_runtime.store.s3.api import Api, Limits, Outcome
 from trainer_runtime.store.s3.capabilities import PROBE_KEY, Capabilities, find_capabilities
 from trainer_runtime.store.s3.data import DataDirectories
 from trainer_runtime.store.s3.stream import Stream
@@ -121,7 +121,11 @@ class S3Store:
             return max(times)
 
     def commit(self, staging: str, final: str, name: str, data: bytes) -> None:
-        """Create the manifest on condition that there is none. Raises CommitUndecided, too, when nobody can say whether it was created."""
+        """Create the manifest on condition that there is none. Raises CommitUndecided, too, when nobody can say whether it was created.
+
+        Two copies of one checkpoint have the same manifest, so where the answer does not say that ours was created, not its bytes decide
+        but the data directory that it names.
+        """
         source, target = keys.in_staging(staging), keys.in_step(final)
         if source is None or target is None or source.rest or target.rest or name != MANIFEST:
             raise ValueError(f"a commit is of <run>/{TMP}/<save> as <run>/{STEPS}/<step>-<attempt> by {MANIFEST}, not {staging}, {final}")
@@ -130,9 +134,12 @@ class S3Store:
         outcome, error = self._uploader().put(key, memoryview(data), {keys.LINK: link})
         try:
             settle(self._api, key, [memoryview(data)], (outcome, error))
+            is_ours = outcome is Outcome.DONE or self._data.named_now_by(target) == link
         except StoreUnavailable as problem:
             self._data.keep(source.run, link)
             raise CommitUndecided(f"{self._uri}/{final}: the commit was sent and may yet count: {problem}") from problem
+        if not is_ours:
+            raise AlreadyInStore(f"{self._uri}/{final}: already there, of another try")
         self._data.remember(target, link)
 
     def move(self, path: str, to: str) -> None:
