@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ import torch
 from tests.checkpoint.world import shared
 from trainer_runtime.checkpoint.pieces import SavePlan
 from trainer_runtime.checkpoint.plan import Planner
+from trainer_runtime.checkpoint.scatter import PARTS_PER_CALL, Scattered
 from trainer_runtime.checkpoint.stage import SMALL_BYTES, Stage
-from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.errors import ConfigurationError, SaveFailed
 from trainer_runtime.state.leaves import Leaf
 
 
@@ -100,3 +102,16 @@ def test_a_tensor_whose_memory_was_freed_is_refused_by_name(position: int) -> No
     values[position].untyped_storage().resize_(0)
     with pytest.raises(ConfigurationError, match=f"{leaves[position].name}: its memory was freed"):
         stage.fill(plan, leaves)
+
+
+def test_memory_that_is_gone_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
+    with (tmp_path / "stage").open("wb") as file, pytest.raises(SaveFailed, match="Bad address"):
+        Scattered([1], [64]).write(file.fileno(), 0)
+
+
+def test_more_parts_than_the_kernel_takes_at_once_arrive_in_order(tmp_path: Path) -> None:
+    values = torch.arange(3 * PARTS_PER_CALL, dtype=torch.int32)
+    with (tmp_path / "stage").open("w+b") as file:
+        Scattered([value.data_ptr() for value in values], [4] * len(values)).write(file.fileno(), 8)
+        file.seek(8)
+        assert torch.equal(torch.frombuffer(bytearray(file.read()), dtype=torch.int32), values)

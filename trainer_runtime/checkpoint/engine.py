@@ -6,9 +6,11 @@ none is ever silent.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -154,6 +156,11 @@ class Engine:
             followed=followed,
         )
         _require_readable(about)
+        with collector_paused():
+            self._stage_now(snapshot, about, began_at)
+
+    def _stage_now(self, snapshot: Snapshot, about: About, began_at: float) -> None:
+        step = about.step
         plan = self._plan(snapshot)
         agreed = replicas.digests(snapshot.leaves, self._writer.world_size, step)
         own = {rank_prefix(self._writer.rank) + agreement.OBJECT: agreed} if agreed else {}
@@ -258,6 +265,19 @@ class Engine:
             self._results.append(result)
             self._in_flight = None
             self._changed.notify_all()
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """What a stage allocates for each tensor makes Python look for garbage among all objects of the process, while training stands still: a
+    tenth of a second with 300,000 of them, where staging 10,000 tensors takes a hundredth."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _require_readable(about: About) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from trainer_runtime.checkpoint.engine import MAX_FAILURES_IN_A_ROW, SAVE_DEADLINE_SECONDS, Engine, SaveResult
+from trainer_runtime.checkpoint.engine import MAX_FAILURES_IN_A_ROW, SAVE_DEADLINE_SECONDS, Engine, SaveResult, collector_paused
 from trainer_runtime.contract.beat import CheckpointRecord, SaveFailure
 from trainer_runtime.contract.manifest import FollowedStep
 from trainer_runtime.errors import Fenced, RuntimeProblem, SaveFailed
@@ -91,18 +91,19 @@ class Saver:
         followed, self._followed = self._followed, None
         data = self._state.data
         try:
-            self._engine.stage(
-                self._state.snapshot(run_state),
-                step=step,
-                epoch=data.epoch,
-                samples=data.samples,
-                strict=self._state.describe(),
-                tags=tags,
-                not_saved=self._state.not_saved(),
-                allowances=self._allowances,
-                metrics=metrics,
-                followed=followed,
-            )
+            with collector_paused():  # gathering allocates more than staging does
+                self._engine.stage(
+                    self._state.snapshot(run_state),
+                    step=step,
+                    epoch=data.epoch,
+                    samples=data.samples,
+                    strict=self._state.describe(),
+                    tags=tags,
+                    not_saved=self._state.not_saved(),
+                    allowances=self._allowances,
+                    metrics=metrics,
+                    followed=followed,
+                )
         except SaveFailed as error:
             self._count(SaveResult(step, None, error))
 

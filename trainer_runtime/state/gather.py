@@ -8,7 +8,6 @@ and proving bytes is not done here: `Source` is what a verified checkpoint offer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -330,7 +329,7 @@ class TrainingState:
     def _locate(self, leaf: Leaf, saved: Mapping[str, TensorEntry]) -> Leaf:
         """Return the leaf under the name it has in the checkpoint: a buffer saved by another world size goes by another name."""
         alias = None if leaf.alias_of is None else _saved_name(leaf.alias_of, saved)
-        return replace(leaf, name=_saved_name(leaf.name, saved), alias_of=alias)
+        return leaf._replace(name=_saved_name(leaf.name, saved), alias_of=alias)
 
     def _is_mine(self, name: str, source: Source) -> bool:
         """Whether this rank would load the tensor: a shared one, or one of the rank whose values it takes up."""
