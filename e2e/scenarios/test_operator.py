@@ -97,6 +97,27 @@ def test_the_operator_comes_back_elsewhere_when_its_node_is_gone(stage: Stage, f
     assert (status["attempt"], failures(status)) == (1, [])
 
 
+def test_a_power_cut_that_takes_the_operator_and_a_worker_is_recovered_from_elsewhere(stage: Stage) -> None:
+    lost = operator_pod(stage)["node"]
+    other = next(name for name in stage.driver.node_names() if name != lost)
+
+    def keep_to_two(job: Manifest) -> None:
+        wish = {"key": "kubernetes.io/hostname", "operator": "In", "values": [lost, other]}
+        affinity = job["spec"]["template"]["spec"]["affinity"]
+        affinity["nodeAffinity"] = {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 50, "preference": {"matchExpressions": [wish]}}]
+        }
+
+    job = stage.start(stage.plan("together", workload=LONG), keep_to_two)
+    job.wait("a checkpoint", has_checkpoint, START_SECONDS)
+    assert lost in {job.node(0), job.node(1)}
+    stage.driver.crash(lost)
+    status = job.wait("the second attempt", running_in_attempt(2), RECOVERY_SECONDS)
+    assert (status["attempt"], len(failures(status))) == (2, 1), failures(status)
+    assert status["lastFailure"]["node"] == lost
+    assert lost not in {pod["spec"].get("nodeName") for pod in job.pods(status["gang"])}
+
+
 def test_the_job_ends_well_under_a_killed_operator(stage: Stage) -> None:
     job = stage.start(stage.plan("unseen"))
     job.wait("a checkpoint", has_checkpoint, START_SECONDS)
