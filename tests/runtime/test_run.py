@@ -202,7 +202,7 @@ def test_a_bad_keyword_ends_the_process_as_bad_configuration(store: Path) -> Non
 
 def test_a_store_that_was_named_and_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as problem:
-        Training(f"file://{tmp_path}/unmounted")  # type: ignore[arg-type]  # a URL instead of a path
+        Training(f"file://{tmp_path}/unmounted")
     assert exit_of(problem) == (81, StoreUnavailable)
 
 

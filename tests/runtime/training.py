@@ -15,7 +15,7 @@ import trainer_runtime as tr
 class Training:
     """A model with everything it needs, attached. ``store`` None: as the environment says."""
 
-    def __init__(self, store: Path | None, width: int = 4, lr: float = 0.1, **keywords: Any) -> None:
+    def __init__(self, store: Path | str | None, width: int = 4, lr: float = 0.1, **keywords: Any) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)

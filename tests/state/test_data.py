@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.state.data import (
@@ -233,6 +233,17 @@ def test_what_cannot_promise_its_position_is_refused_by_name_unless_allowed(data
 def test_a_sampler_for_something_else_is_refused(sampler: ResumableSampler, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         open_source(DataLoader(DATASET, batch_sampler=sampler), World())
+
+
+class WithoutLength(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_dataset_that_does_not_say_how_long_it_is_is_refused_by_name() -> None:
+    loader = DataLoader(WithoutLength(), batch_sampler=ResumableSampler(10, 2, rank=0, world=1))
+    with pytest.raises(ConfigurationError, match="data: the dataset, a WithoutLength, has no __len__"):
+        open_source(loader, World(), allowed=False)
 
 
 def test_the_description_holds_what_decides_the_order() -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import Final
 
 from trainer_runtime.channel.messages import Ending
@@ -26,6 +27,11 @@ _CODES: Final[tuple[tuple[type[RuntimeProblem], ExitCode, Outcome], ...]] = (
     (StoreUnavailable, ExitCode.STORE_UNAVAILABLE, Outcome.STORE_UNAVAILABLE),
     (Fenced, ExitCode.FENCED, Outcome.FENCED),
 )
+
+
+_at_threading_exit: Final[Callable[[Callable[[], None]], object]] = vars(threading)["_register_atexit"]
+"""The moment before the interpreter shuts thread pools. CPython has it under a private name alone, on which `concurrent.futures` rests too;
+a Python without it is noticed when this is imported."""
 
 
 class StopSignal:
@@ -83,11 +89,11 @@ def on_uncaught(before: Callable[[BaseException], None], after: Callable[[], Non
     """From now on, when an exception ends this process, call ``before``, then what prints the traceback, then ``after``."""
     earlier, owner = sys.excepthook, os.getpid()
 
-    def hook(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         is_ours = os.getpid() == owner  # a forked data worker inherits this hook and must not speak for the rank
         if is_ours:
             before(error)
-        earlier(kind, error, trace)  # type: ignore[arg-type]  # the interpreter's own traceback
+        earlier(kind, error, trace)
         if is_ours:
             after()
 
@@ -97,8 +103,7 @@ def on_uncaught(before: Callable[[BaseException], None], after: Callable[[], Non
 def at_exit(callback: Callable[[], None]) -> None:
     """Call ``callback`` when the main thread ends, while threads can still be used.
 
-    `atexit` is too late: by then the interpreter has shut the thread pools that a save in flight needs. `threading` has the earlier moment
-    only under a private name, which `concurrent.futures` relies on too.
+    `atexit` is too late: by then the interpreter has shut the thread pools that a save in flight needs.
     """
     owner = os.getpid()
 
@@ -106,7 +111,7 @@ def at_exit(callback: Callable[[], None]) -> None:
         if os.getpid() == owner:  # a forked data worker ends too, and has none of the threads to wait for
             callback()
 
-    threading._register_atexit(call)  # type: ignore[attr-defined]  # see above
+    _at_threading_exit(call)
 
 
 def stop_on_sigterm() -> StopSignal:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Final, Protocol
 
 import torch
@@ -287,7 +287,9 @@ def _check_sampler(loader: DataLoader[Any], sampler: ResumableSampler, world: Wo
             f"data: the sampler is for rank {sampler.rank} of {sampler.world}, this is rank {world.rank} of {world.size}; leave rank= and "
             "world= out of ResumableSampler to have them right"
         )
-    length = len(loader.dataset)  # type: ignore[arg-type]  # a map-style dataset has a length, and a batch sampler needs one
+    if not isinstance(loader.dataset, Sized):
+        raise ConfigurationError(f"data: the dataset, a {type(loader.dataset).__qualname__}, has no __len__, so its epoch has no end")
+    length = len(loader.dataset)
     if length != sampler.dataset_len:
         raise ConfigurationError(f"data: the sampler is for {sampler.dataset_len} samples, the dataset has {length}")
 

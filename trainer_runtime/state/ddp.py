@@ -64,13 +64,15 @@ def describe(model: nn.Module) -> dict[str, Any]:
 class _ZeroSum(nn.Module):
     """Stands in for the wrapped module during one pass. It registers nothing: the parameters stay the wrapped module's."""
 
+    _borrowed: tuple[nn.Parameter, ...]
+
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__()
         object.__setattr__(self, "_borrowed", tuple(parameters))
 
     def forward(self) -> torch.Tensor:
         total: torch.Tensor | None = None
-        for parameter in self._borrowed:  # type: ignore[union-attr]  # set around Module's registration
+        for parameter in self._borrowed:
             term = parameter.sum() * 0.0
             total = term if total is None else total + term
         assert total is not None  # a wrapper without trainable parameters cannot be built
