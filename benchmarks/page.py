@@ -22,6 +22,7 @@ NAMES: Final = (
     "many_small",
     "soak",
     "kill_storm",
+    "choices",
     "signals_throughput",
     "recovery",
 )

@@ -269,8 +269,8 @@ class Engine:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """What a stage allocates for each tensor makes Python look for garbage among all objects of the process, while training stands still: a
-    tenth of a second with 300,000 of them, where staging 10,000 tensors takes a hundredth."""
+    """What a stage allocates for each tensor makes Python look for garbage among all objects of the process, while training stands still.
+    That can wait until it goes on."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

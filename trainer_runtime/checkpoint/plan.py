@@ -42,7 +42,7 @@ _DTYPE: Final = attrgetter("dtype")
 def signature_of(leaves: Sequence[Leaf]) -> tuple[object, ...]:
     """Return all that a plan depends on, but for which frozen tensors changed; two snapshots with equal signatures share a plan.
 
-    By columns: ten thousand small tuples would cost three times as much, most of it for the garbage collector.
+    By columns: ten thousand small tuples would cost twice as much.
     """
     columns = list(zip(*leaves, strict=True))
     tensors = columns.pop(_TENSOR) if columns else ()

@@ -1,4 +1,5 @@
-"""Many small tensors into the stage by few calls of the kernel, which copies each at a fifth of what a call of torch costs.
+"""Many small tensors into the stage by few calls of the kernel, which copies each in less than half of torch's time
+(`benchmarks.choices`).
 
 It works on addresses, so whoever calls it has made sure that they are those of plain, contiguous host memory, right now.
 """

@@ -35,7 +35,7 @@ class Shard:
 
 class Leaf(NamedTuple):
     """One live tensor. Saving copies from it, restoring copies into it; the checkpoint never keeps the reference. A tuple, because one is
-    made for every tensor in every save: that takes a quarter of a frozen dataclass's time.
+    made for every tensor in every save: that takes a third of a frozen dataclass's time.
 
     ``name``: ``model/<parameter or buffer>``, ``optim/<parameter>/<slot>``, ``<kind>/…`` for other objects, and
     ``rank<5 digits>/…`` for a value that belongs to one rank alone.

@@ -1,7 +1,7 @@
 """Memory that storage is read into.
 
-Private and in large pages where the kernel has them: a device then pins one page for each 2 MiB instead of 512, which takes a third of the
-time of a direct read, and a quarter of its processor time with the hashing that follows (0.04 instead of 0.12 s per GB).
+Private and in large pages where the kernel has them: a device then pins one page for each 2 MiB instead of 512. With the hashing that
+follows, a direct read takes a quarter of the processor time (`benchmarks.choices`).
 """
 
 from __future__ import annotations
