@@ -17,9 +17,11 @@ class StoreExchange:
     """The exchange over a torch.distributed store.
 
     A TCPStore client serves one call at a time and a blocked wait holds it, so waits are short polls and the lock is released between them.
+    It takes text and gives the bytes of that text in UTF-8, so every byte goes through it as one character.
     """
 
     _POLL_SECONDS = 0.05
+    _ONE_CHARACTER_PER_BYTE = "latin-1"
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
@@ -28,14 +30,14 @@ class StoreExchange:
 
     def put(self, key: str, value: bytes) -> None:
         with self._lock:
-            self._store.set(key, value.decode())  # what the ranks say to each other is JSON; torch takes text and gives bytes
+            self._store.set(key, value.decode(self._ONE_CHARACTER_PER_BYTE))
 
     def get(self, key: str, deadline_seconds: float) -> bytes:
         waited = 0.0
         while True:
             with self._lock:
                 if self._store.check([key]):
-                    return bytes(self._store.get(key))
+                    return self._store.get(key).decode().encode(self._ONE_CHARACTER_PER_BYTE)
             if waited >= deadline_seconds:
                 raise ExchangeTimeout(f"waited {deadline_seconds:.0f} s for {key!r}")
             self._pause.wait(self._POLL_SECONDS)
