@@ -69,6 +69,8 @@ class Settings:
     """None: this is training and no try-out."""
     rank: int
     local_rank: int
+    local_world_size: int
+    """How many ranks share this one's machine or container, and its memory."""
     world_size: int
     assignment: Assignment | None
     """None: there is no operator."""
@@ -145,6 +147,7 @@ def resolve(
         replay=None,
         rank=rank,
         local_rank=local_rank,
+        local_world_size=whole("LOCAL_WORLD_SIZE", environ.get("LOCAL_WORLD_SIZE", "1"), least=1),
         world_size=world_size,
         assignment=assignment,
         job=JobIdentity(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from trainer_runtime.checkpoint.device import DeviceCopier
-from trainer_runtime.checkpoint.plan import Planner
+from trainer_runtime.checkpoint.plan import Planner, build_plan
 from trainer_runtime.checkpoint.stage import Filled, Stage
+from trainer_runtime.checkpoint.windows import in_windows
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.state.leaves import Kind, Leaf
 
@@ -51,6 +52,21 @@ def test_a_change_without_an_optimizer_refuses_the_save() -> None:
         weight.add_(1.0)
     with pytest.raises(SaveFailed, match="model/w: was changed while it was staged"):
         done.pending.wait()
+
+
+def test_each_window_is_whole_when_its_own_copies_are_waited_for() -> None:
+    weights = [torch.full((ELEMENTS,), float(number), device="cuda") for number in range(3)]
+    leaves = [Leaf(f"model/{number}", weight, Kind.MODEL, True, requires_grad=True) for number, weight in enumerate(weights)]
+    plan = in_windows(build_plan(leaves, 0, 1, weights[0].nbytes), weights[0].nbytes + 4096)
+    assert plan.windows == len(plan.files) == 3
+    stage = Stage()
+    for number, file in enumerate(plan.files):
+        done = stage.fill(plan, leaves, number)
+        assert done.pending is not None
+        done.pending.wait()
+        begin = file.stage_offset + len(file.header)
+        image = stage.arena.generation(done.generation)[begin : begin + weights[number].nbytes]
+        assert bool((torch.frombuffer(image, dtype=torch.float32) == float(number)).all())
 
 
 def test_the_stage_is_pinned() -> None:

@@ -12,7 +12,7 @@ from tests.checkpoint.world import shared
 from trainer_runtime.checkpoint.pieces import SavePlan
 from trainer_runtime.checkpoint.plan import Planner
 from trainer_runtime.checkpoint.scatter import PARTS_PER_CALL, Scattered
-from trainer_runtime.checkpoint.stage import SMALL_BYTES, Stage
+from trainer_runtime.checkpoint.stage import LEAST_RUN, SMALL_BYTES, Stage
 from trainer_runtime.errors import ConfigurationError, SaveFailed
 from trainer_runtime.state.leaves import Leaf
 
@@ -75,6 +75,12 @@ def test_what_is_staged_is_what_the_tensors_hold_now(change: Callable[[list[torc
         found = staged(stage, plan, leaves)
         assert all(torch.equal(found[leaf.name], leaf.tensor) for leaf in leaves)
         change(values)
+
+
+def test_many_tensors_without_elements_and_nothing_else_can_be_staged() -> None:
+    leaves = leaves_of([torch.zeros(0, 3)] * LEAST_RUN)
+    stage = Stage()
+    assert stage.fill(Planner(0, 1).plan(leaves), leaves).generation == 0
 
 
 def test_generations_take_turns_so_that_the_last_one_stays_whole() -> None:

@@ -101,16 +101,23 @@ def test_a_step_that_is_damaged_is_not_proven_by_what_the_next_save_of_it_staged
     assert not failing.exists(f"{STEP}/verified.json")
 
 
+class Nothing:
+    """Staged bytes that nobody may ask for."""
+
+    def image(self, file: StagedFile) -> memoryview:
+        raise AssertionError(file)
+
+    def await_window(self, window: int, deadline_seconds: float) -> None:
+        raise AssertionError(window)
+
+
 def persist_again(store: PosixStore, writers: list[Writer], exchange: LocalExchange) -> list[CheckpointRecord | RuntimeProblem]:
     """Have every rank's persister take over the save of step 1, in which it has nothing to write, and return how it ended."""
 
     def persist(who: Writer) -> CheckpointRecord | RuntimeProblem:
-        def image(file: StagedFile) -> memoryview:
-            raise AssertionError(file)
-
         persister = Persister(store, RUN, who, exchange, lambda record: None, WAIT_SECONDS)
         try:
-            return persister.persist(SaveJob(About(1, 0, 8), (), 0, 0), Part((), (), ""), image, again=True)
+            return persister.persist(SaveJob(About(1, 0, 8), (), 0, 0), Part((), (), ""), Nothing(), again=True)
         except RuntimeProblem as problem:
             return problem
 

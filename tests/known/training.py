@@ -284,7 +284,7 @@ ROWS: Final[tuple[Row, ...]] = (
         39,
         "radixark/Megatron-LM#61",
         "the first save takes more memory than there is, and the kernel kills all nodes",
-        ENGINE + "test_a_stage_larger_than_memory_is_refused_with_numbers",
+        "tests/checkpoint/test_windows.py::test_memory_too_small_even_for_a_window_is_refused_with_numbers",
         ENGINE + "test_a_rank_without_memory_fails_the_save_on_every_rank_at_once",
     ),
     covered(

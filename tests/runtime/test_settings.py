@@ -41,6 +41,7 @@ def test_without_any_environment_it_is_a_laptop(tmp_path: Path, monkeypatch: pyt
     settings = resolve({})
     assert (settings.store, settings.create_store, settings.run) == ((tmp_path / "checkpoints").as_uri(), True, "default")
     assert (settings.rank, settings.world_size, settings.assignment, settings.master) == (0, 1, None, None)
+    assert settings.local_world_size == 1
     assert (settings.save_every_steps, settings.save_every_seconds, settings.keep.last) == (None, 600.0, 5)
 
 
@@ -135,6 +136,7 @@ def test_the_tiers_come_from_the_assignment_or_from_keywords(tmp_path: Path) -> 
         ({}, {"save_every_seconds": True}, "save_every_seconds: True is not a number"),
         ({"RTJ_GRACE_SECONDS": "inf"}, {}, "RTJ_GRACE_SECONDS: 'inf' is not a number of seconds > 0"),
         ({"WORLD_SIZE": "0"}, {}, "WORLD_SIZE: '0' is not a whole number >= 1"),
+        ({"LOCAL_WORLD_SIZE": "few"}, {}, "LOCAL_WORLD_SIZE: 'few' is not a whole number >= 1"),
         ({"RTJ_RUN": "a/b"}, {}, "RTJ_RUN: 'a/b' is not a run name"),
         ({"RTJ_REPLAY": "{}"}, {}, "RTJ_REPLAY: "),
         ({"RTJ_ASSIGNMENT": "{}"}, {}, "RTJ_ASSIGNMENT: .*version"),

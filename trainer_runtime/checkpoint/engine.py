@@ -56,7 +56,13 @@ class Persisting(Protocol):
         """Say what the next saves consist of, and lend the arena."""
 
     def save(self, job: SaveJob) -> None:
-        """Have a sealed generation persisted."""
+        """Have a sealed generation persisted: a save's only window, or the next one, once `await_room` said that there is room for it."""
+
+    def await_room(self, job: SaveJob, deadline_seconds: float) -> bool:
+        """Wait until the window before that of ``job`` is written, so that its memory may be filled again. False: the save has ended.
+
+        Raises SaveFailed after ``deadline_seconds``.
+        """
 
     def close(self) -> None:
         """Leave."""
@@ -75,17 +81,18 @@ class Engine:
         stored: frozenset[str] = frozenset(),
         snapshots: dict[str, tuple[SnapshotFile, ...]] | None = None,
         software: dict[str, str] | None = None,
+        ranks_here: int = 1,
     ) -> None:
         """``join``: connect to the persister, which calls the two listeners from a thread of its own. ``on_record`` is called from that
         thread, on every rank, for committed and for verified. ``stored``: frozen files that the run is known to have. ``snapshots``,
-        ``software``: for every manifest. Raises what ``join`` raises."""
+        ``software``: for every manifest. ``ranks_here``: how many ranks share this one's memory. Raises what ``join`` raises."""
         self._writer = writer
         self._on_record = on_record
         self._parents = parents
         self._snapshots = snapshots or {}
         self._software = software or {}
-        self._planner = Planner(writer.rank, writer.world_size, stored)
-        self._stage = Stage()
+        self._stage = Stage(ranks_here)
+        self._planner = Planner(writer.rank, writer.world_size, stored, self._stage.room_for)
         self._changed = threading.Condition()
         self._in_flight: int | None = None
         self._began_at = 0.0
@@ -104,8 +111,14 @@ class Engine:
         with self._changed:
             return self._in_flight is not None
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether `stage` waits for writing, because memory has no room for this rank's part at once."""
+        return self._stage.windows > 1
+
     def prepare(self, snapshot: Snapshot) -> None:
-        """Take the stage's memory now, before training starts, so that the first save costs no more than the others.
+        """Take the stage's memory now, before training starts, so that the first save costs no more than the others. Where there is less
+        than it should be, the log says what that means for the saves.
 
         Raises SaveFailed with numbers when the memory is not there, ConfigurationError for a leaf that cannot be saved.
         """
@@ -125,10 +138,14 @@ class Engine:
         allowances: tuple[str, ...] = (),
         metrics: Mapping[str, float] | None = None,
         followed: FollowedStep | None = None,
+        stand_still_seconds: float = SAVE_DEADLINE_SECONDS,
     ) -> None:
         """Copy every leaf to host memory, then return; the persister writes, commits and verifies. The caller makes sure that it is not
         busy. A step that is verified already is not saved again: its result is repeated. Where the memory is not there, the save is handed
         on as refused, so that it fails on all ranks at once.
+
+        Where memory has no room for all leaves at once, it returns when the last window is copied, and so waits for the writing of the ones
+        before, but not longer than ``stand_still_seconds``: then the save is refused likewise.
 
         Raises SaveFailed when the last saves all failed, ConfigurationError for a value that cannot be saved.
         """
@@ -157,30 +174,55 @@ class Engine:
         )
         _require_readable(about)
         with collector_paused():
-            self._stage_now(snapshot, about, began_at)
+            self._stage_now(snapshot, about, began_at, stand_still_seconds)
 
-    def _stage_now(self, snapshot: Snapshot, about: About, began_at: float) -> None:
+    def _stage_now(self, snapshot: Snapshot, about: About, began_at: float, stand_still_seconds: float) -> None:
         step = about.step
-        plan = self._plan(snapshot)
-        agreed = replicas.digests(snapshot.leaves, self._writer.world_size, step)
-        own = {rank_prefix(self._writer.rank) + agreement.OBJECT: agreed} if agreed else {}
-        objects = self._encode({**snapshot.objects, **own})
+        objects: tuple[ObjectEntry, ...] = ()
+        plan: SavePlan | None = None
         generation, pending, refusal = 0, None, ""
         try:
+            plan = self._plan(snapshot)
+            agreed = replicas.digests(snapshot.leaves, self._writer.world_size, step)
+            own = {rank_prefix(self._writer.rank) + agreement.OBJECT: agreed} if agreed else {}
+            objects = self._encode({**snapshot.objects, **own})
             self._prepare(plan, snapshot)
             generation, pending = self._stage.fill(plan, snapshot.leaves)
         except SaveFailed as error:
-            refusal = str(error)
+            plan, refusal = None, str(error)
         self._tries = (step, self._tries[1] + 1 if self._tries[0] == step else 0)
         with self._changed:
             self._in_flight = step
             self._began_at = began_at
             self._listener_error = None
         job = SaveJob(about, objects, self._tries[1], generation, refusal)
+        if plan is not None and plan.windows > 1:
+            last = self._stage_windows(plan, snapshot, job, pending, began_at + stand_still_seconds)
+            if last is None:
+                return
+            job, pending = last
         if pending is None:
             self._persisting.save(job)
         else:
             threading.Thread(target=self._seal, args=[job, pending], name="rtj-seal", daemon=True).start()
+
+    def _stage_windows(
+        self, plan: SavePlan, snapshot: Snapshot, job: SaveJob, pending: Pending | None, end: float
+    ) -> tuple[SaveJob, Pending | None] | None:
+        """Hand on every window but the last, and fill the next one when it is written. Returns what is left to be handed on: the last
+        window, or the reason why there is none. None: the save has ended before."""
+        try:
+            for window in range(1, plan.windows):
+                if pending is not None:
+                    pending.wait()
+                self._persisting.save(job)
+                job = replace(job, window=window)
+                if not self._persisting.await_room(job, max(0.0, end - time.monotonic())):
+                    return None
+                pending = self._stage.fill(plan, snapshot.leaves, window).pending
+        except Exception as error:  # whatever it was, the persister and the other ranks must not wait for this window
+            return replace(job, refusal=_reason(error)), None
+        return job, pending
 
     def wait(self, deadline_seconds: float) -> SaveResult | None:
         """Return the result of the save in flight, or else of the newest. None: still in flight after the deadline, or there was none."""
@@ -221,13 +263,18 @@ class Engine:
         try:
             pending.wait()
         except Exception as error:  # of the driver, too: whatever it is, the other ranks must not wait for this one
-            job = replace(job, refusal=f"{type(error).__name__}: {error}")
+            job = replace(job, refusal=_reason(error))
         self._persisting.save(job)
 
     def _prepare(self, plan: SavePlan, snapshot: Snapshot) -> None:
-        if self._stage.prepare(plan, snapshot.leaves):
+        try:
+            is_new = self._stage.prepare(plan, snapshot.leaves)
+        except SaveFailed:
+            self._planner.forget()
+            raise
+        if is_new:
             part = Part(
-                tuple(StagedFile(file.path, file.size, file.stage_offset) for file in plan.files),
+                tuple(StagedFile(file.path, file.size, file.stage_offset, file.window) for file in plan.files),
                 plan.tensors,
                 plan.structure_sha256,
                 plan.kept,
@@ -278,6 +325,10 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, SaveFailed) else f"{type(error).__name__}: {error}"
 
 
 def _require_readable(about: About) -> None:

@@ -19,6 +19,8 @@ class StagedFile:
     path: str
     size: int
     offset: int
+    window: int = 0
+    """With which part of the files it is staged."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,15 @@ class Part:
     kept: tuple[FileEntry, ...] = ()
     """Files of frozen tensors that are stored already: the index names them, nothing is written."""
 
+    @property
+    def windows(self) -> int:
+        """In how many parts the files are staged, one after the other in the same memory."""
+        return max((file.window for file in self.files), default=0) + 1
+
 
 @dataclass(frozen=True)
 class SaveJob:
-    """One save, sealed: from here on its generation of the arena is only read."""
+    """One save, sealed: from here on its generation of the arena is only read, until the persister has said that its window is written."""
 
     about: About
     objects: tuple[ObjectEntry, ...]
@@ -45,3 +52,5 @@ class SaveJob:
     """Which generation of the arena holds it."""
     refusal: str = ""
     """Why this rank takes no part, when it could not stage: the other ranks are told at once instead of waiting for it."""
+    window: int = 0
+    """Which part of the files the generation holds now; the parts before it are written."""

@@ -18,10 +18,21 @@ def require_memory(wanted: int, purpose: str) -> None:
     """Raises SaveFailed, with the numbers, when ``wanted`` bytes would not leave RESERVE_BYTES of what is available."""
     available = available_bytes()
     if not fits_memory(wanted, available):
-        raise SaveFailed(
-            f"{purpose} needs {_mib(wanted)} of host memory and leaves {_mib(RESERVE_BYTES)} to the process; "
-            f"available are {_mib(available)} (the smaller of MemAvailable and the container's memory limit less its use)"
-        )
+        raise _too_little(f"{purpose} needs {mib(wanted)} of host memory", f"available are {mib(available)}")
+
+
+def require_share(wanted: int, least: int, processes: int, purpose: str) -> int:
+    """Return how many of ``wanted`` bytes can be had at a time: all of them, or else a share of what is available that leaves as much, and
+    RESERVE_BYTES, to each of the ``processes`` that want the same memory. Raises SaveFailed, with numbers, when that is below ``least``."""
+    available = available_bytes()
+    if fits_memory(wanted, available):
+        return wanted
+    share = available // processes - RESERVE_BYTES
+    if share < least:
+        needed = f"{purpose} needs {mib(wanted)} of host memory" + (f", or {mib(least)} at a time," if least < wanted else "")
+        among = f", for {processes} ranks" if processes > 1 else ""
+        raise _too_little(needed, f"available are {mib(available)}{among}")
+    return share
 
 
 def fits_memory(wanted: int, available: int | None = None) -> bool:
@@ -58,5 +69,13 @@ def _cgroup_available(directory: Path, limit_name: str, usage_name: str, reclaim
     return max(0, int(limit) - usage + reclaimable)
 
 
-def _mib(size: int) -> str:
+def _too_little(needed: str, found: str) -> SaveFailed:
+    return SaveFailed(
+        f"{needed} and leaves {mib(RESERVE_BYTES)} to the process; "
+        f"{found} (the smaller of MemAvailable and the container's memory limit less its use)"
+    )
+
+
+def mib(size: int) -> str:
+    """Return a number of bytes in words."""
     return f"{size / 1024**2:,.0f} MiB"

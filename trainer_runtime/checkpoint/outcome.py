@@ -21,6 +21,7 @@ from trainer_runtime.errors import (
 _PLAIN: Final[dict[str, type[RuntimeProblem]]] = {
     kind.__name__: kind for kind in (ConfigurationError, Refused, SaveFailed, StoreUnavailable, CommitUndecided)
 }
+_ERROR_BEGINS: Final = b'{"error": '
 
 
 def pack_value(value: Any) -> bytes:
@@ -38,6 +39,11 @@ def pack_error(error: Exception) -> bytes:
     elif not (isinstance(error, RuntimeProblem) and type(error).__name__ in _PLAIN):
         document |= {"error": SaveFailed.__name__, "message": f"{type(error).__name__}: {error}"}
     return json.dumps(document).encode()
+
+
+def is_error(message: bytes) -> bool:
+    """Say whether `unpack` would raise, without reading a value, which may be long."""
+    return message.startswith(_ERROR_BEGINS)
 
 
 def unpack(message: bytes) -> Any:

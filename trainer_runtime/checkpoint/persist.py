@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from trainer_runtime.checkpoint import fingerprint, frozen
 from trainer_runtime.checkpoint.commit import Writer, commit
@@ -20,14 +21,14 @@ from trainer_runtime.checkpoint.documents import find_reference, is_verified, re
 from trainer_runtime.checkpoint.exchange import SaveExchange
 from trainer_runtime.checkpoint.job import Part, SaveJob, StagedFile
 from trainer_runtime.checkpoint.local import LocalTier
-from trainer_runtime.checkpoint.outcome import pack_error, pack_value, unpack
+from trainer_runtime.checkpoint.outcome import is_error, pack_error, pack_value, unpack
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.verify import mark_verified, verify_files
 from trainer_runtime.checkpoint.writer import write_files
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.codec import dumps, loads
 from trainer_runtime.contract.layout import MANIFEST, StepName, rank_index_path, staging_path
-from trainer_runtime.contract.manifest import RankIndex
+from trainer_runtime.contract.manifest import FileEntry, RankIndex, TensorEntry
 from trainer_runtime.errors import CommitUndecided, ExchangeTimeout, Fenced, RuntimeProblem, SaveFailed
 from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
 
@@ -37,6 +38,16 @@ ANSWER_SECONDS: Final = 30.0
 log = logging.getLogger("trainer_runtime.persister")
 
 T = TypeVar("T")
+
+
+class Staged(Protocol):
+    """The bytes of one rank's part, of which one window at a time is in memory: the first, to begin with."""
+
+    def image(self, file: StagedFile) -> memoryview:
+        """Return the bytes of a file of the present window, in whole pages."""
+
+    def await_window(self, window: int, deadline_seconds: float) -> None:
+        """Let the memory be filled with the next window, and wait for it. Raises SaveFailed when it does not come."""
 
 
 class _Unanswered(SaveFailed):
@@ -76,10 +87,10 @@ class Persister:
         self.is_hung = False
         """A call of the store did not come back within the deadline. Its thread cannot be ended, so this process is to be replaced."""
 
-    def persist(self, job: SaveJob, part: Part, image: Callable[[StagedFile], memoryview], *, again: bool = False) -> CheckpointRecord:
+    def persist(self, job: SaveJob, part: Part, staged: Staged, *, again: bool = False) -> CheckpointRecord:
         """Write, commit and verify. Returns the verified record on every rank; calls ``on_record`` for committed and for verified.
 
-        ``image``: a staged file's bytes, in whole pages. ``again``: an earlier process may have done some of this save.
+        ``again``: an earlier process may have done some of this save.
         Raises SaveFailed, Fenced or StoreUnavailable, the same on every rank that is alive and in time.
         """
         name = StepName(job.about.step, self._writer.attempt)
@@ -88,7 +99,7 @@ class Persister:
         if self._last_key and self._last_key != save.key:
             self._exchange.forget(self._last_key)
         self._last_key = save.key
-        earlier, index = self._part(job, part, image, save, again)
+        earlier, index = self._part(job, part, staged, save, again)
         try:
             said = self._decide(f"{save.key}committed", lambda: self._commit(job, save, earlier))
         except Exception as error:
@@ -120,7 +131,7 @@ class Persister:
         self,
         job: SaveJob,
         part: Part,
-        image: Callable[[StagedFile], memoryview],
+        staged: Staged,
         save: _Save,
         again: bool,
     ) -> tuple[Reference | None, RankIndex | None]:
@@ -140,7 +151,7 @@ class Persister:
                 return earlier, None
             if again:
                 self._bounded("removing half-written files", lambda: self._remove_own(part, save.staging))
-            index, text = self._write_part(job, part, image, save)
+            index, text = self._write_part(job, part, staged, save)
         except Exception as error:  # whatever it was, the other ranks must learn of it: they would wait for this one
             self._exchange.put(key, pack_error(error))
             return None, None
@@ -168,23 +179,45 @@ class Persister:
         except RuntimeProblem as problem:
             log.warning("rtj: %s: what was written of an abandoned save stays: %s", staging, problem)
 
-    def _write_part(self, job: SaveJob, part: Part, image: Callable[[StagedFile], memoryview], save: _Save) -> tuple[RankIndex, str]:
-        """Write this rank's files and return its index, also as text."""
-        rank = self._writer.rank
-
-        def write() -> tuple[RankIndex, str]:
-            written = write_files(self._store, self._run, save.staging, part.files, image)
-            tensors = fingerprint.of_staged(part.tensors, {file.path: image(file) for file in part.files})
-            index = RankIndex(rank, written + part.kept, tensors, job.objects)
-            text = dumps(index)
-            self._store.create(f"{save.staging}/{rank_index_path(rank)}", text.encode())
-            return index, text
-
+    def _write_part(self, job: SaveJob, part: Part, staged: Staged, save: _Save) -> tuple[RankIndex, str]:
+        """Write this rank's files, window by window, and return its index, also as text."""
         if job.refusal:
             raise SaveFailed(job.refusal)
-        if self._local is not None:
-            self._local.write(save.name, part.files, image)
-        return self._bounded("writing", write)
+        written: tuple[FileEntry, ...] = ()
+        tensors = part.tensors
+        for window in range(part.windows):
+            if window > 0:
+                self._raise_known_failure(save)
+                staged.await_window(window, self._deadline_seconds)
+            files = tuple(file for file in part.files if file.window == window)
+            if self._local is not None:
+                self._local.write(save.name, files, staged.image)
+            entries, tensors = self._bounded("writing", partial(self._write_files, files, tensors, staged, save))
+            written += entries
+        rank = self._writer.rank
+        index = RankIndex(rank, written + part.kept, tensors, job.objects)
+        text = dumps(index)
+        self._bounded("writing the index", lambda: self._store.create(f"{save.staging}/{rank_index_path(rank)}", text.encode()))
+        return index, text
+
+    def _write_files(
+        self, files: tuple[StagedFile, ...], tensors: tuple[TensorEntry, ...], staged: Staged, save: _Save
+    ) -> tuple[tuple[FileEntry, ...], tuple[TensorEntry, ...]]:
+        written = write_files(self._store, self._run, save.staging, files, staged.image)
+        return written, fingerprint.of_staged(tensors, {file.path: staged.image(file) for file in files})
+
+    def _raise_known_failure(self, save: _Save) -> None:
+        """Raise what the other ranks have said already that ends this save: training need not stand still for the windows that are left."""
+        rank = self._writer.rank
+        others = [number for number in range(self._writer.world_size) if number != rank]
+        keys = [f"{save.key}index/{number}" for number in others] if rank == 0 else [f"{save.key}committed"]
+        try:
+            failures = [said for key in keys if (said := self._exchange.find(key)) is not None and is_error(said)]
+        except ExchangeTimeout as error:
+            log.debug("rtj: %s: nobody can be asked whether it is still wanted: %s", save.staging, error)
+            return
+        for failure in failures:
+            unpack(failure)
 
     def _commit(self, job: SaveJob, save: _Save, earlier: Reference | None) -> dict[str, Any]:
         """Return the digest of what is committed now, and whether it is an earlier try's or process's and not what was staged."""

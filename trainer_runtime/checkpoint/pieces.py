@@ -49,13 +49,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class FilePlan:
-    """One data file: its header's bytes, its pieces in order, and where its image begins in the stage."""
+    """One data file: its header's bytes, its pieces in order, and where its image begins in a generation of the stage."""
 
     path: str
     header: bytes
     pieces: tuple[Piece, ...]
     size: int
     stage_offset: int
+    window: int = 0
+    """Which part of the files it is staged with: see `windows`."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,14 @@ class SavePlan:
     """One rank's part of every checkpoint that has this structure."""
 
     files: tuple[FilePlan, ...]
-    """What is staged and written."""
+    """What is staged and written, in the order of the windows."""
     tensors: tuple[TensorEntry, ...]
     """The rank index's tensor list; it depends on the structure alone, so it is made once."""
     structure_sha256: str
     """Digest of what all ranks hold alike (names, dtypes, whole shapes, aliases): equal on all ranks, or the save is refused."""
     stage_bytes: int
+    """What a generation must hold: the largest window."""
     kept: tuple[FileEntry, ...] = ()
     """Files of frozen tensors that an earlier save of this attempt, or the checkpoint it resumed from, has stored: named, not staged."""
+    windows: int = 1
+    """In how many parts the files are staged, one after the other in the same memory."""

@@ -2,14 +2,15 @@
 
 What several ranks hold alike is laid end to end in the order of its names and cut into equal parts, one per rank; a cut falls between two
 rows of a tensor. So eight replicas stage an eighth each, of plain tensors and of shards alike. A shard that no other rank holds is written
-where it lives. That the parts fit together is proven at commit, not assumed.
+where it lives. That the parts fit together is proven at commit, not assumed. How a rank cuts its part into files, and whether they are
+staged in windows, is its own affair.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Final
@@ -24,6 +25,7 @@ from trainer_runtime.checkpoint.names import find_owner, rank_prefix
 from trainer_runtime.checkpoint.pieces import FilePlan, Piece, SavePlan
 from trainer_runtime.checkpoint.replicas import replicas_of
 from trainer_runtime.checkpoint.unchanged import Unchanged
+from trainer_runtime.checkpoint.windows import FILES_PER_WINDOW, LEAST_WINDOW_BYTES, in_windows, largest_image
 from trainer_runtime.contract.layout import data_path
 from trainer_runtime.contract.manifest import Chunk, FileEntry, TensorEntry
 from trainer_runtime.errors import ConfigurationError
@@ -33,7 +35,8 @@ WHOLE_BYTES: Final = 1024 * 1024
 """A tensor of at most this many bytes is never cut: a smaller part would cost more in bookkeeping than it saves in copying."""
 MAX_FILE_BYTES: Final = 1024**3
 """Data bytes per file. SHA-256 runs through a file from its start, so several files are what lets several cores hash."""
-
+RoomFor = Callable[[int, int], int]
+"""(wanted, least) -> how many of the wanted bytes can be staged at a time. Raises SaveFailed when it is less than the least."""
 
 _TENSOR: Final = Leaf._fields.index("tensor")
 _DTYPE: Final = attrgetter("dtype")
@@ -52,21 +55,31 @@ def signature_of(leaves: Sequence[Leaf]) -> tuple[object, ...]:
 class Planner:
     """Plans for one rank, and remembers the newest: a job's structure seldom changes, and a stale plan is never used.
 
-    ``stored``: frozen files that the checkpoint this attempt resumed from has proven to be in the run.
+    ``stored``: frozen files that the checkpoint this attempt resumed from has proven to be in the run. ``room_for``: see RoomFor; as it is,
+    everything can be staged at once.
     """
 
-    def __init__(self, rank: int, world_size: int, stored: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, rank: int, world_size: int, stored: frozenset[str] = frozenset(), room_for: RoomFor = lambda wanted, least: wanted
+    ) -> None:
         self._rank = rank
         self._world_size = world_size
         self._unchanged = Unchanged(stored)
+        self._room_for = room_for
+        self._file_bytes = self._frozen_file_bytes = MAX_FILE_BYTES
         self._known: tuple[object, SavePlan] | None = None
 
     def plan(self, leaves: Sequence[Leaf]) -> SavePlan:
-        """Return the plan for ``leaves``. Raises ConfigurationError for a leaf that cannot be saved, naming it."""
+        """Return the plan for ``leaves``. Raises ConfigurationError for a leaf that cannot be saved, naming it; SaveFailed, with numbers,
+        when there is no memory for as much as a window."""
         signature = (signature_of(leaves), self._unchanged.look(leaves))
         if self._known is None or self._known[0] != signature:
-            self._known = (signature, build_plan(leaves, self._rank, self._world_size, MAX_FILE_BYTES, self._unchanged))
+            self._known = (signature, self._fitting_plan(leaves))
         return self._known[1]
+
+    def forget(self) -> None:
+        """Plan anew the next time: the memory that the newest plan counted on was not there."""
+        self._known = None
 
     def settle(self, error: Exception | None) -> None:
         """Take in how the save of the newest plan ended: frozen files that it wrote are not staged again once a save was verified."""
@@ -75,11 +88,36 @@ class Planner:
             paths = [file.path for file in plan.files if is_frozen(file.path)] + [file.path for file in plan.kept]
             self._unchanged.settle(paths, error)
 
+    def _fitting_plan(self, leaves: Sequence[Leaf]) -> SavePlan:
+        plan = self._build(leaves)
+        room = self._room_for(plan.stage_bytes, min(plan.stage_bytes, LEAST_WINDOW_BYTES))
+        if plan.stage_bytes <= room:
+            return plan
+        self._cut_smaller(plan, room)
+        plan = self._build(leaves)
+        return in_windows(plan, self._room_for(plan.stage_bytes, largest_image(plan)))
+
+    def _build(self, leaves: Sequence[Leaf]) -> SavePlan:
+        return build_plan(leaves, self._rank, self._world_size, self._file_bytes, self._unchanged, self._frozen_file_bytes)
+
+    def _cut_smaller(self, plan: SavePlan, room: int) -> None:
+        """Frozen files are cut only where they must be: their names depend on it, and what is stored by other names is written again."""
+        self._file_bytes = min(self._file_bytes, room // FILES_PER_WINDOW)
+        if any(is_frozen(file.path) and page_multiple(file.size) > room for file in plan.files):
+            self._frozen_file_bytes = min(self._frozen_file_bytes, self._file_bytes)
+            self._unchanged.forget()
+
 
 def build_plan(
-    leaves: Sequence[Leaf], rank: int, world_size: int, max_file_bytes: int = MAX_FILE_BYTES, unchanged: Unchanged | None = None
+    leaves: Sequence[Leaf],
+    rank: int,
+    world_size: int,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    unchanged: Unchanged | None = None,
+    max_frozen_bytes: int = MAX_FILE_BYTES,
 ) -> SavePlan:
-    """Work out what ``rank`` of ``world_size`` stages and writes. ``unchanged`` None: no leaf goes to a frozen file.
+    """Work out what ``rank`` of ``world_size`` stages and writes, in one window. ``unchanged`` None: no leaf goes to a frozen file.
+    ``max_file_bytes``, ``max_frozen_bytes``: data bytes per file.
 
     Raises ConfigurationError.
     """
@@ -98,7 +136,7 @@ def build_plan(
     identified: list[tuple[FilePlan, FileEntry]] = []
     kept: tuple[FileEntry, ...] = ()
     if unchanged is not None:
-        identified = _lay_out_frozen([piece for piece in pieces if piece.leaf in frozen], leaves, max_file_bytes, unchanged)
+        identified = _lay_out_frozen([piece for piece in pieces if piece.leaf in frozen], leaves, max_frozen_bytes, unchanged)
         kept = tuple(entry for file, entry in identified if unchanged.is_stored(file.path))
     staged = _place(files + [file for file, entry in identified if entry not in kept])
     aliases = [index for index in (shared if rank == 0 else []) + own if leaves[index].alias_of is not None]

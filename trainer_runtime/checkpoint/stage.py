@@ -2,7 +2,8 @@
 
 A generation of the arena holds the images of the data files one after the other. The arena is made and touched once, before the first save,
 because fresh memory costs ten times what copying costs. Two generations take turns: while one is being filled, the one that was sealed last
-stays whole, and a generation that was not filled to its end is never handed on.
+stays whole, and a generation that was not filled to its end is never handed on. Where memory is short there is one generation, and where
+that does not fit either, it holds a window of the files at a time: see `windows`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from trainer_runtime.checkpoint.arena import Arena, create_arena
 from trainer_runtime.checkpoint.device import DeviceCopier, Pending, Transfer
 from trainer_runtime.checkpoint.dtypes import DTYPES
 from trainer_runtime.checkpoint.image import page_multiple
-from trainer_runtime.checkpoint.memory import fits_memory, require_memory
-from trainer_runtime.checkpoint.pieces import Piece, SavePlan
+from trainer_runtime.checkpoint.memory import fits_memory, mib, require_memory, require_share
+from trainer_runtime.checkpoint.pieces import FilePlan, Piece, SavePlan
 from trainer_runtime.checkpoint.scatter import Scattered
-from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.errors import ConfigurationError, SaveFailed
 from trainer_runtime.state.leaves import Leaf
 
 GENERATIONS: Final = 2
@@ -70,26 +71,50 @@ class _Run(NamedTuple):
     begin: int
 
 
+class _Window(NamedTuple):
+    """How the files of one window are filled."""
+
+    files: tuple[FilePlan, ...]
+    runs: tuple[_Run, ...]
+    copies: tuple[_Copies, ...]
+
+
 class Filled(NamedTuple):
-    """A generation that holds a save. It is sealed when ``pending`` has been waited for, at once when that is None."""
+    """A generation that holds a window of a save. It is sealed when ``pending`` has been waited for, at once when that is None."""
 
     generation: int
     pending: Pending | None
 
 
 class Stage:
-    """The arena, and how to fill it."""
+    """The arena, and how to fill it. ``ranks_here``: how many ranks share this machine's memory or this container's limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks_here: int = 1) -> None:
+        self._ranks_here = ranks_here
         self._arena: Arena | None = None
         self._plan: SavePlan | None = None
-        self._copies: tuple[_Copies, ...] = ()
-        self._runs: tuple[_Run, ...] = ()
-        self._scattered: list[Scattered | None] = []
+        self._windows: tuple[_Window, ...] = ()
+        self._scattered: list[list[Scattered | None]] = []
         self._with_bytes: list[int] = []
-        self._seen: tuple[list[int], list[bool]] = ([], [])
+        self._seen: tuple[list[int], list[bool]] | None = None
         self._next = 0
         self._device: DeviceCopier | None = None
+        self._said = ""
+
+    def room_for(self, wanted: int, least: int) -> int:
+        """Return how many of ``wanted`` bytes a generation can hold: all of them, or a window of them.
+
+        Raises SaveFailed, with numbers, when that is less than ``least``.
+        """
+        has = self._arena.generation_bytes if self._arena is not None else 0
+        if has >= wanted:
+            return wanted
+        try:
+            return max(has, require_share(wanted, least, self._ranks_here, PURPOSE))
+        except SaveFailed:
+            if has < least:
+                raise
+            return has
 
     def prepare(self, plan: SavePlan, leaves: Sequence[Leaf]) -> bool:
         """Take and touch the memory that ``plan`` needs and write the headers into it. Returns whether that was not done before.
@@ -99,29 +124,35 @@ class Stage:
         if self._plan is plan:
             return False
         self._plan = None
-        self._copies, self._runs, self._scattered, self._seen = (), (), [], ([], [])
+        self._windows, self._scattered, self._seen = (), [], None
         wanted = page_multiple(max(plan.stage_bytes, mmap.PAGESIZE))  # a rank that writes nothing has a stage too
         if self._arena is None or self._arena.generation_bytes < wanted:
-            self._replace_arena(wanted)
+            self._replace_arena(wanted, plan.windows)
         assert self._arena is not None
-        for number in range(self._arena.generations):
-            _write_headers(plan, self._arena.generation(number))
-        self._runs, alone = _find_runs(plan)
-        self._copies = _destinations(alone, self._arena)
+        self._windows = tuple(_window(plan, number, self._arena) for number in range(plan.windows))
+        if plan.windows == 1:
+            for number in range(self._arena.generations):
+                _write_headers(plan.files, self._arena.generation(number))
+        else:
+            self._say_windows(plan)
         self._with_bytes = sorted({piece.leaf for file in plan.files for piece in file.pieces if piece.nbytes})
         if self._device is None and any(leaf.tensor.is_cuda for leaf in leaves):
             self._device = DeviceCopier(self._arena)
         self._plan = plan
         return True
 
-    def fill(self, plan: SavePlan, leaves: Sequence[Leaf]) -> Filled:
-        """Copy every piece of ``plan`` from the live tensors. On any error the generation counts as never filled.
+    def fill(self, plan: SavePlan, leaves: Sequence[Leaf], window: int = 0) -> Filled:
+        """Copy every piece of one window of ``plan`` from the live tensors. On any error the generation counts as never filled. All windows
+        of a save go into the same generation, one after the other.
 
         Raises SaveFailed as `prepare` does, ConfigurationError for a tensor whose memory was freed.
         """
         self.prepare(plan, leaves)
         assert self._arena is not None
         number = self._next
+        now = self._windows[window]
+        if plan.windows > 1:
+            _write_headers(now.files, self._arena.generation(number))
         transfers: list[Transfer] = []
         tensors = list(map(_TENSOR, leaves))
         held = [tensors[leaf] for leaf in self._with_bytes]
@@ -129,9 +160,9 @@ class Stage:
         with torch.no_grad():
             if seen != self._seen:
                 self._refuse_freed(leaves)
-                self._scattered = [_addresses_of(run, tensors) for run in self._runs]
+                self._scattered = [[_addresses_of(run, tensors) for run in each.runs] for each in self._windows]
                 self._seen = seen
-            for run, scattered in zip(self._runs, self._scattered, strict=True):
+            for run, scattered in zip(now.runs, self._scattered[window], strict=True):
                 if scattered is not None:
                     scattered.write(self._arena.descriptor, number * self._arena.generation_bytes + run.begin)
                 else:
@@ -139,13 +170,19 @@ class Stage:
                     memory = _memories(self._arena)[number]
                     destinations = [_view(memory, place) for place in run.places]
                     transfers += self._copy(destinations, sources, [leaves[place.piece.leaf] for place in run.places])
-            for copies in self._copies:
+            for copies in now.copies:
                 sources = [tensors[leaf] for leaf in copies.whole]
                 sources += [tensors[cut.leaf].narrow(0, cut.first_row, cut.rows) for cut in copies.cut]
                 held_by = [leaves[leaf] for leaf in copies.whole] + [leaves[cut.leaf] for cut in copies.cut]
                 transfers += self._copy(copies.destinations[number], sources, held_by)
-        self._next = (number + 1) % self._arena.generations
+        if window == plan.windows - 1:
+            self._next = (number + 1) % self._arena.generations
         return Filled(number, self._device.copy(transfers) if self._device is not None else None)
+
+    @property
+    def windows(self) -> int:
+        """In how many windows the plan that was prepared last is staged."""
+        return len(self._windows)
 
     @property
     def arena(self) -> Arena:
@@ -166,11 +203,14 @@ class Stage:
                 destination.copy_(source)
         return transfers
 
-    def _replace_arena(self, size: int) -> None:
+    def _replace_arena(self, size: int, windows: int) -> None:
         self._arena = None
         self._device = None
         generations = GENERATIONS
-        if not fits_memory(size * generations):
+        if windows > 1:
+            generations = 1
+            require_memory(size, f"{PURPOSE} in {windows} windows")
+        elif not fits_memory(size * generations):
             generations = 1
             require_memory(size, PURPOSE)
             log.warning(
@@ -179,6 +219,16 @@ class Stage:
         self._arena = create_arena(size, generations)
         self._next = 0
 
+    def _say_windows(self, plan: SavePlan) -> None:
+        whole = sum(page_multiple(file.size) for file in plan.files)
+        text = (
+            f"host memory has no room for the {mib(whole)} that this rank saves: they are staged in {plan.windows} windows of at most "
+            f"{mib(plan.stage_bytes)}, and training stands still until all but the last are written"
+        )
+        if text != self._said:
+            log.warning(text)
+        self._said = text
+
     def _refuse_freed(self, leaves: Sequence[Leaf]) -> None:
         # sharding libraries free a parameter's memory behind its back, and copying from it ends the process without an error
         for index in self._with_bytes:
@@ -186,19 +236,25 @@ class Stage:
                 raise ConfigurationError(f"{leaves[index].name}: its memory was freed, so there is nothing to save")
 
 
-def _write_headers(plan: SavePlan, view: memoryview) -> None:
-    for file in plan.files:
+def _write_headers(files: Sequence[FilePlan], view: memoryview) -> None:
+    for file in files:
         end = file.stage_offset + file.size
         view[file.stage_offset : file.stage_offset + len(file.header)] = file.header
         padding = page_multiple(file.size) - file.size
         view[end : end + padding] = bytes(padding)
 
 
-def _find_runs(plan: SavePlan) -> tuple[tuple[_Run, ...], list[_Place]]:
+def _window(plan: SavePlan, number: int, arena: Arena) -> _Window:
+    files = tuple(file for file in plan.files if file.window == number)
+    runs, alone = _find_runs(files)
+    return _Window(files, runs, _destinations(alone, arena))
+
+
+def _find_runs(files: Sequence[FilePlan]) -> tuple[tuple[_Run, ...], list[_Place]]:
     """Return the runs of small neighbours, and every other piece with its place in a generation."""
     runs: list[_Run] = []
     alone: list[_Place] = []
-    for file in plan.files:
+    for file in files:
         begin = file.stage_offset + len(file.header)
         places = [_Place(piece, begin + piece.begin) for piece in file.pieces]
         for is_small, group in groupby(places, key=lambda place: _is_small(place.piece)):

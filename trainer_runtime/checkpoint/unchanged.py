@@ -85,6 +85,10 @@ class Unchanged:
             known = self._known[key] = _Known(file, _identify(file, leaves))
         return known.entry
 
+    def forget(self) -> None:
+        """Frozen files are cut in another way from now on: what was hashed is none of them."""
+        self._known.clear()
+
     def is_stored(self, path: str) -> bool:
         """Whether a checkpoint of this run is known to refer to the file, so that it need not be staged."""
         return path in self._stored

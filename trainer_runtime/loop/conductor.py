@@ -83,7 +83,11 @@ class Conductor:
         self._triggers = dataclasses.replace(self._triggers, save_owed=False)
         self._saved_at = time.monotonic()
         if not self._saver.is_verified(step):
+            if self._saver.stands_still:
+                self._progress(Phase.SAVE, True)
             self._saver.stage(step, run_state, tags)
+            if self._saver.stands_still:
+                self._progress(Phase.TRAIN, True)
         if block:
             self._require_verified(step)
 
@@ -144,8 +148,8 @@ class Conductor:
         is_idle = self._saver.wait_until_idle(self._seconds_left())
         seconds_left = self._seconds_left()
         if saves and is_idle and not self._saver.is_verified(step):
-            self._saver.stage(step, run_state)
-            self._saver.wait_until_idle(seconds_left)
+            self._saver.stage(step, run_state, stand_still_seconds=seconds_left)
+            self._saver.wait_until_idle(self._seconds_left())
         is_saved = self._saver.is_verified(step)
         message = f"stopped at step {step}"
         if not is_saved:

@@ -77,6 +77,7 @@ def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allow
         stored=start.stored,
         snapshots=name_snapshots(state.attachments),
         software=strict.describe_software(),
+        ranks_here=settings.local_world_size,
     )
     archivist = _archivist(settings, store, start, reporter)
     housekeeper = Housekeeper(

@@ -59,6 +59,11 @@ class Saver:
         """Whether a save is in flight on this rank."""
         return self._engine.busy
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether training stands still while a save is written, because memory is short."""
+        return self._engine.stands_still
+
     def is_verified(self, step: int) -> bool:
         """Whether the checkpoint of ``step`` is known to be verified."""
         return self._verified_step == step
@@ -81,8 +86,15 @@ class Saver:
         if self._has_staged and step == self.last_staged_step + 1:
             self._followed = FollowedStep(self.last_staged_step, self._attempt, loss.hex())
 
-    def stage(self, step: int, run_state: Mapping[str, Any], tags: tuple[str, ...] = ()) -> None:
-        """Copy everything to host memory. A rank that cannot leaves the others' save to be abandoned, and goes on.
+    def stage(
+        self,
+        step: int,
+        run_state: Mapping[str, Any],
+        tags: tuple[str, ...] = (),
+        stand_still_seconds: float = SAVE_DEADLINE_SECONDS,
+    ) -> None:
+        """Copy everything to host memory. A rank that cannot leaves the others' save to be abandoned, and goes on; so does one that would
+        have to stand still for longer than ``stand_still_seconds``, where memory is short.
 
         Raises SaveFailed after MAX_FAILURES_IN_A_ROW.
         """
@@ -103,6 +115,7 @@ class Saver:
                     allowances=self._allowances,
                     metrics=metrics,
                     followed=followed,
+                    stand_still_seconds=stand_still_seconds,
                 )
         except SaveFailed as error:
             self._count(SaveResult(step, None, error))

@@ -79,6 +79,10 @@ class Joined:
         """As `Link.save`."""
         self.link.save(job)
 
+    def await_room(self, job: SaveJob, deadline_seconds: float) -> bool:
+        """As `Link.await_room`."""
+        return self.link.await_room(job, deadline_seconds)
+
     def close(self) -> None:
         """Leave, and end the process if it is ours."""
         self.link.close()

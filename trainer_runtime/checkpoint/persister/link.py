@@ -1,7 +1,7 @@
 """A rank's end of the connection to its persister. A thread of its own keeps the connection up; the training thread only sends.
 
-When the persister ends in the middle of a save the link finds the next one, gives it the memory again and has the save done again. It knows
-nothing of tensors or of what a save means.
+When the persister ends in the middle of a save the link finds the next one, gives it the memory again and has the save done again, if it is
+still there: of a save in windows only the first is, until it is written. It knows nothing of tensors or of what a save means.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from trainer_runtime.checkpoint.persister.messages import (
     Recorded,
     Save,
     Welcome,
+    Written,
     decode,
     encode,
 )
@@ -110,10 +111,21 @@ class Link:
     def save(self, job: SaveJob) -> None:
         """Have a sealed generation persisted; ``on_ended`` tells how that ended. Never waits for more than the socket takes."""
         with self._changed:
+            if job.window == 0:
+                self._deaths = 0
+            elif self._job is None or self._job.refusal:  # ended, or about to
+                return
             self._job = job
-            self._deaths = 0
             self._send(Save(job), None)
             self._changed.notify_all()
+
+    def await_room(self, job: SaveJob, deadline_seconds: float) -> bool:
+        """Wait until the window before that of ``job`` is written, so that its memory may be filled again. False: the save has ended, or is
+        about to. Raises SaveFailed when neither comes within ``deadline_seconds``."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_ended() or self._has_room(job), timeout=deadline_seconds):
+                raise SaveFailed(f"training may not stand still any longer, and window {job.window} of this rank's part is not written")
+            return not self._has_ended()
 
     def close(self) -> None:
         """Leave. A save in flight is finished by the persister, and nobody is told of it here."""
@@ -126,6 +138,12 @@ class Link:
         if self._prepare is not None:
             os.close(self._prepare[1])
             self._prepare = None
+
+    def _has_ended(self) -> bool:
+        return self._closed or self._job is None or bool(self._job.refusal)
+
+    def _has_room(self, job: SaveJob) -> bool:
+        return self._job is not None and self._job.window == job.window
 
     def _send(self, message: Message, descriptor: int | None) -> None:
         """Send if there is a connection; if there is none, or it breaks, the next one begins with what matters."""
@@ -186,15 +204,26 @@ class Link:
     def _hear(self, message: Message) -> None:
         if isinstance(message, Recorded):
             self._on_record(message.record)
+        elif isinstance(message, Written):
+            with self._changed:
+                job = self._in_flight(message)
+                if job is not None and job.window == message.window and not job.refusal:
+                    self._job = replace(job, window=job.window + 1)  # from here on its memory is the rank's
+                    self._changed.notify_all()
         elif isinstance(message, Ended):
             with self._changed:
-                job = self._job
-                if job is None or (job.about.step, job.tries) != (message.step, message.tries):
+                if self._in_flight(message) is None:
                     return
                 self._job = None
+                self._changed.notify_all()
             self._on_ended(message.step, message.record, _error_in(message))
         elif not isinstance(message, Pong):
             raise ContractError(f"{type(message).__name__} is no message for a rank")
+
+    def _in_flight(self, message: Written | Ended) -> SaveJob | None:
+        """Return the save in flight if that is what the message is about."""
+        job = self._job
+        return job if job is not None and (job.about.step, job.tries) == (message.step, message.tries) else None
 
     def _lost(self, error: Exception) -> None:
         with self._changed:
@@ -225,15 +254,19 @@ class Link:
             if self._prepare is not None:
                 self._send(*self._prepare)
             if self._job is not None:
+                reason = ""
                 if self._deaths >= MAX_DEATHS:
-                    self._job = replace(
-                        self._job, refusal=f"the process that writes checkpoints ended {self._deaths} times during this save"
-                    )
+                    reason = f"the process that writes checkpoints ended {self._deaths} times during this save"
+                elif self._job.window > 0:
+                    reason = "the process that writes checkpoints ended, and the memory of what it had written holds other data by now"
+                self._job = replace(self._job, refusal=self._job.refusal or reason)
                 self._send(Save(self._job, again=True), None)
+                self._changed.notify_all()
 
     def _give_up(self, reason: str) -> None:
         with self._changed:
             job, self._job = self._job, None
+            self._changed.notify_all()
         if job is not None:
             self._on_ended(job.about.step, None, SaveFailed(reason))
         with self._changed:  # nothing to do for a persister before the next save

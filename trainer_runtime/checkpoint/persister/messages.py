@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,7 +60,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Save:
-    """From a rank: a generation is sealed; persist it. ``again``: a process before this one may have begun."""
+    """From a rank: a generation is sealed; persist it, or the next window of it. ``again``: a process before this one may have begun."""
 
     job: SaveJob
     again: bool = False
@@ -83,6 +84,15 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class Written:
+    """To a rank: a window of a save that has more of them is written; its memory may be filled with the next."""
+
+    step: int
+    tries: int
+    window: int
+
+
+@dataclass(frozen=True)
 class Ended:
     """To a rank: how a save ended. ``error`` is a message of `checkpoint.outcome`; empty when it was verified."""
 
@@ -92,8 +102,8 @@ class Ended:
     error: str = ""
 
 
-Message = Hello | Welcome | Prepare | Save | Ping | Pong | Recorded | Ended
-_KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in (Hello, Welcome, Prepare, Save, Ping, Pong, Recorded, Ended)}
+Message = Hello | Welcome | Prepare | Save | Ping | Pong | Recorded | Written | Ended
+_KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in typing.get_args(Message)}
 
 
 def encode(message: Message) -> bytes:

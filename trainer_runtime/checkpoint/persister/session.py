@@ -15,12 +15,12 @@ from typing import Final
 
 from trainer_runtime.checkpoint.arena import Arena
 from trainer_runtime.checkpoint.exchange import LocalExchange, SaveExchange
-from trainer_runtime.checkpoint.image import page_multiple
-from trainer_runtime.checkpoint.job import Part, StagedFile
+from trainer_runtime.checkpoint.job import Part
 from trainer_runtime.checkpoint.local import LocalTier
 from trainer_runtime.checkpoint.outcome import pack_error
 from trainer_runtime.checkpoint.persist import Persister
 from trainer_runtime.checkpoint.persister.exchange import ExchangeServer, RemoteExchange
+from trainer_runtime.checkpoint.persister.handover import Handover
 from trainer_runtime.checkpoint.persister.messages import (
     Ended,
     Hello,
@@ -68,6 +68,7 @@ class Session:
         self._arena: Arena | None = None
         self._part: Part | None = None
         self._job: threading.Thread | None = None
+        self._handover: Handover | None = None
 
     def run(self) -> None:
         """Serve the rank until it leaves, then finish what it sealed. Raises nothing that a rank can cause."""
@@ -135,24 +136,24 @@ class Session:
         self._part = prepare.part
 
     def _begin(self, persister: Persister, save: Save) -> None:
+        if save.job.window > 0 and not save.again:
+            if self._handover is not None:
+                self._handover.take(save.job)
+            return
         if self._job is not None:
             self._job.join()  # the rank asks for one after the other, so it has said its last word already
-        self._job = threading.Thread(target=self._persist, args=[persister, save], name="rtj-save", daemon=True)
+        self._handover = Handover(save.job, self._arena, self._tell)
+        self._job = threading.Thread(target=self._persist, args=[persister, save, self._handover], name="rtj-save", daemon=True)
         self._job.start()
 
-    def _persist(self, persister: Persister, save: Save) -> None:
-        job, part, arena = save.job, self._part, self._arena
+    def _persist(self, persister: Persister, save: Save, staged: Handover) -> None:
+        job, part = save.job, self._part
         try:
             if job.refusal:
                 part = Part((), (), "")
-            elif part is None or arena is None:
+            elif part is None:
                 raise SaveFailed("the persister was given no memory to save from")
-
-            def image(file: StagedFile) -> memoryview:
-                assert arena is not None
-                return arena.generation(job.generation)[file.offset : file.offset + page_multiple(file.size)]
-
-            record = persister.persist(job, part, image, again=save.again)
+            record = persister.persist(job, part, staged, again=save.again)
             ended = Ended(job.about.step, job.tries, record)
         except Exception as error:  # this process must live on: whatever went wrong is this save's result
             if not isinstance(error, RuntimeProblem):
@@ -167,6 +168,8 @@ class Session:
         self._on_record(hello, record)
 
     def _finish(self, persister: Persister, exchange: SaveExchange, server: ExchangeServer | None) -> None:
+        if self._handover is not None:
+            self._handover.end()
         if self._job is not None:
             self._job.join()
         persister.leave()
