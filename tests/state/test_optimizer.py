@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.state.leaves import Leaf
 from trainer_runtime.state.model import World, named_parameters
 from trainer_runtime.state.optimizer import OptimizerState
 
@@ -37,8 +38,13 @@ def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> No
         optimizer.step()
 
 
+def gathered(state: OptimizerState) -> tuple[list[Leaf], dict[str, Any]]:
+    (slots, described), (values, groups) = state.gather_slots(), state.gather_groups()
+    return slots + values, described | groups
+
+
 def copied(source: OptimizerState, target: OptimizerState) -> None:
-    leaves, objects = source.gather()
+    leaves, objects = gathered(source)
     saved = {leaf.name: leaf.tensor.clone() for leaf in leaves}
     empty = target.allocate(objects)
     assert {leaf.name for leaf, _tensor in empty} == set(saved)
@@ -69,8 +75,8 @@ def test_an_optimizer_goes_on_bit_for_bit_in_a_new_process(make: Make, steps: in
 def test_a_save_before_the_first_step_has_no_slots_and_makes_none() -> None:
     module = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(module.parameters())
-    leaves, _objects = seen(module, optimizer).gather()
-    assert leaves == ()
+    leaves, _objects = gathered(seen(module, optimizer))
+    assert leaves == []
     assert not optimizer.state
 
 
@@ -87,7 +93,7 @@ def test_slots_are_named_by_their_parameter() -> None:
     module = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(module.parameters(), momentum=0.5, lr=1.0)
     train(module, optimizer, 1)
-    leaves, _objects = seen(module, optimizer).gather()
+    leaves, _objects = gathered(seen(module, optimizer))
     assert [leaf.name for leaf in leaves] == ["optim/weight/momentum_buffer", "optim/bias/momentum_buffer"]
 
 
@@ -101,7 +107,7 @@ def test_groups_are_listed_by_parameter_names_with_their_hyper_parameters() -> N
 def test_the_scripts_hyper_parameters_stay_when_that_is_allowed() -> None:
     module = nn.Linear(2, 2)
     saved, live = torch.optim.SGD(module.parameters(), lr=0.5), torch.optim.SGD(module.parameters(), lr=0.25)
-    _leaves, objects = seen(module, saved).gather()
+    _leaves, objects = gathered(seen(module, saved))
     seen(module, live).install(objects, {}, keep_hyper_parameters=True)
     assert live.param_groups[0]["lr"] == 0.25
     seen(module, live).install(objects, {})
@@ -113,7 +119,7 @@ def test_what_only_this_rank_holds_carries_its_rank() -> None:
     optimizer = torch.optim.Adam(module.parameters())
     train(module, optimizer, 1)
     state = OptimizerState(optimizer, named_parameters(module), {id(module.weight)}, World(2, 3))
-    leaves, _objects = state.gather()
+    leaves, _objects = gathered(state)
     assert {leaf.name.split("/")[0] for leaf in leaves if leaf.replicated} == {"optim"}
     assert {leaf.name.split("/")[2] for leaf in leaves if not leaf.replicated} == {"bias"}
     assert all(leaf.name.startswith("rank00002/") for leaf in leaves if not leaf.replicated)

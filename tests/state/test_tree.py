@@ -95,6 +95,19 @@ def test_what_is_not_typed_json_is_refused_when_it_is_read(data: Any) -> None:
         tree.decode({"dict": [["key", data]]})
 
 
+def test_a_settled_value_is_encoded_once() -> None:
+    value = {"a": (1, 2.5), "b": [tree.TensorRef("x", "float32", (2,))]}
+    settled = tree.Settled(value)
+    first = tree.encode({"in": settled})
+    assert first == tree.encode({"in": value})
+    assert tree.encode(settled) is tree.encode(settled)
+
+
+def test_a_settled_value_of_a_type_that_is_not_known_is_refused_like_any_other() -> None:
+    with pytest.raises(tree.TreeError, match=r"^state/a: a builtins\.object"):
+        tree.encode(tree.Settled({"a": object()}), "state")
+
+
 def test_keys_that_look_alike_name_different_tensors() -> None:
     state = {0: torch.zeros(1), "0": torch.ones(1), "[0]": torch.full((1,), 2.0), "a/b": torch.ones(1), "a": {"b": torch.ones(1)}}
     tensors, _skeleton = tree.flatten(state, "x")

@@ -24,6 +24,7 @@ from trainer_runtime.state.data import DataSource
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.state.model import World
 from trainer_runtime.state.optimizer import OptimizerState, check_schedulers
+from trainer_runtime.state.remembered import RememberedModule, RememberedSlots
 from trainer_runtime.state.strict import Difference
 
 _RNG = "rng"
@@ -82,6 +83,8 @@ class TrainingState:
         for module in self._modules.values():
             sharding.gather_nothing(module)
         self._optimizers = self._name_optimizers(optimizers)
+        self._remembered_modules = [RememberedModule(module, world, keyword) for keyword, module in self._modules.items()]
+        self._remembered_slots = [RememberedSlots(state) for state in self._optimizers]
         self.attachments = {"tokenizer": attachments.find_files(tokenizer), "config": attachments.render_config(config)}
         """What is kept beside the checkpoints, by kind."""
         self._check()
@@ -141,15 +144,22 @@ class TrainingState:
 
     def snapshot(self, run_state: Mapping[str, Any]) -> Snapshot:
         """Return everything at this step boundary, with what the loop says of itself. Changes nothing and draws no random number."""
-        leaves = list(self._module_leaves())
+        leaves: list[Leaf] = []
+        kept_gradients: list[str] = []
         objects: dict[str, Any] = {}
+        for module in self._modules.values():
+            sharding.gather_nothing(module)
+        for remembered in self._remembered_modules:
+            gathered = remembered.gather()
+            leaves += gathered.leaves
+            kept_gradients += gathered.kept_gradients
         for keyword, module in self._modules.items():
             for name, value in model.extra_states(module, keyword).items():
                 self._add_tree(self.world.own(name), value, leaves, objects)
-        for state in self._optimizers:
-            slots, described = state.gather()
-            leaves += slots
-            objects |= described
+        for state, slots in zip(self._optimizers, self._remembered_slots, strict=True):
+            for found, described in (slots.gather(), state.gather_groups()):
+                leaves += found
+                objects |= described
         for keyword, value in {**self._schedulers, **self._stateful}.items():
             self._add_tree(self.world.own(keyword), value.state_dict(), leaves, objects)
         tensors, positions = self.data.gather(self.world)
@@ -157,7 +167,7 @@ class TrainingState:
         objects |= positions
         objects[self.world.own(_RUN)] = dict(run_state)
         objects[self.world.own(_RNG)] = self._gather_rng()
-        objects[self.world.own(_GRADIENTS)] = self._kept_gradients()
+        objects[self.world.own(_GRADIENTS)] = kept_gradients
         return Snapshot(tuple(leaves), objects)
 
     def compare(self, source: Source, dtypes: Mapping[torch.dtype, str], weights_only: bool = False) -> list[Difference]:

@@ -83,7 +83,7 @@ def model_leaves(model: nn.Module, world: World, prefix: str = "model") -> tuple
     replicated = replicated_parameters(model, world)
     leaves: list[Leaf] = []
     seen: dict[Any, str] = {}
-    for name, tensor, is_parameter in _tensors(model):
+    for name, tensor, is_parameter in tensors(model):
         local = sharding.local_part(tensor)
         fault = _find_fault(local)
         if fault is not None:
@@ -103,6 +103,8 @@ def model_leaves(model: nn.Module, world: World, prefix: str = "model") -> tuple
 
 def extra_states(model: nn.Module, prefix: str = "model") -> dict[str, Any]:
     """Return what modules give by ``get_extra_state``, by canonical name."""
+    if not any(map(_gives_extra_state, set(map(type, names.every_module(model))))):
+        return {}
     return {f"{prefix}/{where}{_EXTRA_STATE}": module.get_extra_state() for where, module in names.walk(model) if _has_extra_state(module)}
 
 
@@ -115,6 +117,8 @@ def load_extra_states(model: nn.Module, states: dict[str, Any], prefix: str = "m
 
 def non_persistent_buffers(model: nn.Module, prefix: str = "model") -> tuple[str, ...]:
     """Return the names of buffers that the model itself says not to save; the manifest lists them."""
+    if not any(module._non_persistent_buffers_set for module in names.every_module(model)):
+        return ()
     return tuple(
         f"{prefix}/{where}{name}"
         for where, module in names.walk(model)
@@ -125,7 +129,7 @@ def non_persistent_buffers(model: nn.Module, prefix: str = "model") -> tuple[str
 
 def check_complete(model: nn.Module, keyword: str = "model") -> None:
     """Raise ConfigurationError when ``state_dict()`` holds what parameters, buffers and extra states do not, or the other way round."""
-    ours = {name for name, _tensor, _is_parameter in _tensors(model)}
+    ours = {name for name, _tensor, _is_parameter in tensors(model)}
     ours |= {f"{where}{_EXTRA_STATE}" for where, module in names.walk(model) if _has_extra_state(module)}
     theirs = {names.canonical(model, raw) for raw in model.state_dict()}
     if ours != theirs:
@@ -136,7 +140,8 @@ def check_complete(model: nn.Module, keyword: str = "model") -> None:
         )
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+def tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Yield every parameter and persistent buffer, in the order of `model_leaves`: canonical name, tensor, whether it is a parameter."""
     for prefix, module in names.walk(model):
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -168,7 +173,11 @@ def _find_fault(tensor: torch.Tensor) -> str | None:
 
 
 def _has_extra_state(module: nn.Module) -> bool:
-    return type(module).get_extra_state is not nn.Module.get_extra_state
+    return _gives_extra_state(type(module))
+
+
+def _gives_extra_state(kind: type[nn.Module]) -> bool:
+    return kind.get_extra_state is not nn.Module.get_extra_state
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
@@ -177,4 +186,4 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         return (id(tensor),)  # a rank whose block is empty must see the same ties as the others
     if tensor.numel() == 0:
         return None
-    return (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())

@@ -55,45 +55,47 @@ class OptimizerState:
         return {
             "class": f"{type(self.optimizer).__module__}.{type(self.optimizer).__qualname__}",
             "groups": [
-                {"parameters": self._group_names(group), "hyper": {key: _plain(value) for key, value in _hyper(group).items()}}
+                {"parameters": self.names_of(group["params"]), "hyper": {key: _plain(value) for key, value in _hyper(group).items()}}
                 for group in self.optimizer.param_groups
             ],
         }
 
-    def gather(self) -> tuple[tuple[Leaf, ...], dict[str, Any]]:
-        """Return slots as leaves, and the objects that say which slots there are and what the groups hold. Changes nothing."""
+    def gather_slots(self) -> tuple[list[Leaf], dict[str, Any]]:
+        """Return slots as leaves, in their order, and the objects that say which slots there are. Changes nothing."""
         leaves: list[Leaf] = []
         shared: dict[str, Any] = {}
         own: dict[str, Any] = {}
-        for parameter in self._parameters():
+        for parameter in self.parameters():
             slots = self.optimizer.state.get(parameter)
             if slots is None:
                 continue
             name, is_shared = self.names[id(parameter)], id(parameter) in self.replicated
-            sharded = {key: value for key, value in slots.items() if isinstance(value, torch.Tensor) and sharding.is_sharded(value)}
-            plain = {key: value for key, value in slots.items() if key not in sharded}
             base = f"{self.prefix}/{name}"
             own_base = base if is_shared else self.world.own(base)
-            tensors, skeleton = tree.flatten(plain, own_base, parameter.device)
-            leaves.extend(Leaf(leaf, tensor, Kind.OPTIM, is_shared) for leaf, tensor in tensors.items())
-            for key, value in sharded.items():
-                leaf = self._sharded_slot(tree.child_path(name, key), value, parameter)
-                leaves.append(leaf)
-                skeleton[key] = tree.reference_to(leaf.name, value, parameter.device)
-            (shared if is_shared else own)[name] = {key: skeleton[key] for key in slots}
-        groups = [{"names": self._group_names(group), **_hyper(group)} for group in self.optimizer.param_groups]
-        tensors, skeleton = tree.flatten(groups, self.world.own(f"{self.prefix}.groups"), self._device())
-        leaves.extend(Leaf(leaf, tensor, Kind.OPTIM, replicated=False) for leaf, tensor in tensors.items())
-        return tuple(leaves), {
-            f"{self.prefix}.slots": shared,
-            self.world.own(f"{self.prefix}.slots"): own,
-            self.world.own(f"{self.prefix}.groups"): skeleton,
-        }
+            skeleton: dict[Any, Any] = {}
+            for key, slot in slots.items():
+                if isinstance(slot, torch.Tensor) and sharding.is_sharded(slot):
+                    leaf = self._sharded_slot(tree.child_path(name, key), slot, parameter)
+                    leaves.append(leaf)
+                    skeleton[key] = tree.reference_to(leaf.name, slot, parameter.device)
+                else:
+                    tensors, skeleton[key] = tree.flatten(slot, tree.child_path(own_base, key), parameter.device)
+                    leaves.extend(Leaf(path, tensor, Kind.OPTIM, is_shared) for path, tensor in tensors.items())
+            (shared if is_shared else own)[name] = skeleton
+        return leaves, {f"{self.prefix}.slots": shared, self.world.own(f"{self.prefix}.slots"): own}
+
+    def gather_groups(self) -> tuple[list[Leaf], dict[str, Any]]:
+        """Return what the groups hold: hyper-parameters that are tensors as leaves, and the object that has everything. Changes nothing."""
+        name = self.world.own(f"{self.prefix}.groups")
+        tensors, skeleton = tree.flatten([_hyper(group) for group in self.optimizer.param_groups], name, self._device())
+        leaves = [Leaf(leaf, tensor, Kind.OPTIM, replicated=False) for leaf, tensor in tensors.items()]
+        names = [self.names_of(group["params"]) for group in self.optimizer.param_groups]
+        return leaves, {name: [{"names": held, **hyper} for held, hyper in zip(names, skeleton, strict=True)]}
 
     def allocate(self, objects: dict[str, Any]) -> list[tuple[Leaf, torch.Tensor]]:
         """Return an empty tensor for every one that the checkpoint holds for this optimizer, each with the leaf to fill it through; the
         tensors are for ``install``."""
-        by_name = {self.names[id(parameter)]: parameter for parameter in self._parameters()}
+        by_name = {self.names[id(parameter)]: parameter for parameter in self.parameters()}
         allocated = [
             self._empty_slot(reference, by_name[name])
             for key in (f"{self.prefix}.slots", self.world.own(f"{self.prefix}.slots"))
@@ -107,7 +109,7 @@ class OptimizerState:
 
     def install(self, objects: dict[str, Any], tensors: dict[str, torch.Tensor], keep_hyper_parameters: bool = False) -> None:
         """Replace slots and group values by the checkpoint's. ``keep_hyper_parameters``: the groups' values stay as the script set them."""
-        by_name = {self.names[id(parameter)]: parameter for parameter in self._parameters()}
+        by_name = {self.names[id(parameter)]: parameter for parameter in self.parameters()}
         self.optimizer.state.clear()
         for key in (f"{self.prefix}.slots", self.world.own(f"{self.prefix}.slots")):
             for name, skeleton in objects[key].items():
@@ -119,6 +121,14 @@ class OptimizerState:
             for key, value in saved.items():
                 if key != "names":
                     group[key] = value
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Return the parameters of all groups, in their order."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def names_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
+        """Return the canonical names of parameters."""
+        return list(map(self.names.__getitem__, map(id, parameters)))
 
     def _sharded_slot(self, path: str, slot: torch.Tensor, parameter: torch.Tensor) -> Leaf:
         """Return the leaf of a slot that lies as its parameter lies: only such a slot can be made again without asking the optimizer."""
@@ -139,14 +149,8 @@ class OptimizerState:
         is_shared = shard is None and reference.name.startswith(f"{self.prefix}/")
         return Leaf(reference.name, sharding.local_part(tensor), Kind.OPTIM, is_shared, shard=shard), tensor
 
-    def _parameters(self) -> list[torch.Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def _group_names(self, group: dict[str, Any]) -> list[str]:
-        return [self.names[id(parameter)] for parameter in group["params"]]
-
     def _device(self) -> torch.device:
-        parameters = self._parameters()
+        parameters = self.parameters()
         return parameters[0].device if parameters else torch.device("cpu")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.state import names
 from trainer_runtime.state.leaves import Shard
 
 if TYPE_CHECKING:
@@ -26,15 +27,21 @@ if TYPE_CHECKING:
 def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
     """Say whether this is a DTensor. torch's module for them is not imported for the question: that costs every rank half a second, and
     before somebody has imported it there are none."""
+    kind = find_class()
+    return kind is not None and isinstance(tensor, kind)
+
+
+def find_class() -> type[torch.Tensor] | None:
+    """Return DTensor; None: nobody has imported it yet."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return None if module is None else module.DTensor
 
 
 def gather_nothing(module: nn.Module) -> None:
     """Let ``fully_shard`` put its sharded parameters back where a forward without a backward (an evaluation) left gathered ones."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
-        for child in module.modules():
+        for child in names.every_module(module):
             if isinstance(child, fsdp.FSDPModule):
                 child.reshard()
 
@@ -43,6 +50,15 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return what lies in this rank's memory, as a plain tensor that shares it."""
     detached = tensor.detach()
     return detached.to_local() if is_sharded(detached) else detached
+
+
+def local_parts(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return `local_part` of each, but that a plain tensor is given as it is, with its gradient if it has one."""
+    kind = find_class()
+    if kind not in set(map(type, tensors)):
+        return tensors
+    with torch.no_grad():  # so a DTensor hands its block out as it is
+        return [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]
 
 
 def find_shard(tensor: torch.Tensor, name: str, world_size: int) -> Shard | None:

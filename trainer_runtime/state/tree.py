@@ -12,8 +12,9 @@ from __future__ import annotations
 import base64
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +41,20 @@ class TensorRef:
     """True: it was a numpy array and becomes one again."""
 
 
+class Settled:
+    """A value, made of what `encode` knows, that nobody changes any more: it is encoded once, however often it is saved."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._encoded: Any = None
+
+    def encoded(self, path: str) -> Any:
+        """Return what `encode` returns for the value. It is one object for all, and nobody's to change."""
+        if self._encoded is None:
+            self._encoded, self._value = encode(self._value, path), None
+        return self._encoded
+
+
 class TreeError(ConfigurationError):
     """A value that typed JSON does not know, or a text that is not typed JSON. The message names the key path."""
 
@@ -47,7 +62,7 @@ class TreeError(ConfigurationError):
 def encode(value: Any, path: str = "") -> Any:
     """Return ``value`` as plain JSON types. Raises TreeError, naming the path below ``path``, for a type that is not known."""
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if kind in _AS_THEY_ARE:
         return value
     if kind is float:
         return {"float": value.hex()}
@@ -63,6 +78,8 @@ def encode(value: Any, path: str = "") -> Any:
         return {"numpy": [value.dtype.str, value.tobytes().hex()]}
     if kind is TensorRef:
         return {"tensor": [value.name, value.dtype, list(value.shape), value.device, value.array]}
+    if kind is Settled:
+        return value.encoded(path)
     raise TreeError(f"{path or 'the value'}: a {kind.__module__}.{kind.__qualname__} cannot be saved; {_ALLOWED}")
 
 
@@ -144,10 +161,13 @@ def child_path(path: str, key: Any) -> str:
 _ALLOWED = (
     "known are None, bool, int, float, str, bytes, list, tuple, dict, OrderedDict, Counter, numpy numbers, and tensors or arrays in state"
 )
+_AS_THEY_ARE: Final = frozenset({NoneType, bool, int, str})
 _MAPPING_TAGS: Final[dict[type, str]] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 
 
-def _encode_items(items: Iterable[Any], path: str) -> list[Any]:
+def _encode_items(items: Sequence[Any], path: str) -> list[Any]:
+    if set(map(type, items)) <= _AS_THEY_ARE:  # ten thousand names, in the group of an optimizer
+        return list(items)
     return [encode(item, f"{path}/[{index}]") for index, item in enumerate(items)]
 
 
