@@ -1,4 +1,4 @@
-"""Runs the test tiers and says at the end what ran: the command behind ``make test``.
+"""Runs the test tiers and says at the end what ran and what failed: the command behind ``make test``.
 
 A tier that cannot run on this machine fails and says what is missing; it is left out only when the caller asked for that with
 ``SKIP=e2e`` (comma separated), and then the last lines say so. It is not a test framework: every tier is one pytest process.
@@ -25,14 +25,25 @@ TIERS: dict[str, list[str]] = {
 }
 
 
+LINES_PER_FAILURE = 25
+"""The end of a traceback, where the assertion and the line that raised stand: the whole of it was printed an hour of output before."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a JUnit file says. ``failures``: of each failure and error the test's name and the end of what pytest said of it."""
+
+    passed: int
+    skipped: int
+    failures: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class TierResult:
-    """What one tier's pytest process reported. ``failed`` counts errors too."""
+    """What one tier's pytest process reported."""
 
     tier: str
-    passed: int
-    failed: int
-    skipped: int
+    report: Report
     seconds: float
     exit_code: int
 
@@ -45,18 +56,25 @@ def run_tier(tier: str, extra: list[str]) -> TierResult:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *TIERS[tier], f"--junit-xml={report}", "--durations=10", *extra]
         exit_code = subprocess.run(command, cwd=ROOT, check=False).returncode
-        passed, failed, skipped = read_counts(report)
-    return TierResult(tier, passed, failed, skipped, time.monotonic() - began, exit_code)
+        return TierResult(tier, read_report(report), time.monotonic() - began, exit_code)
 
 
-def read_counts(report: Path) -> tuple[int, int, int]:
-    """Return (passed, failed, skipped) of a JUnit file; a process that died before writing it counts as one failure."""
-    if not report.exists():
-        return 0, 1, 0
-    suites = ElementTree.parse(report).getroot().iter("testsuite")
-    counts = [tuple(int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")) for suite in suites]
-    total, failures, errors, skipped = (sum(column) for column in zip(*counts, strict=True))
-    return total - failures - errors - skipped, failures + errors, skipped
+def read_report(path: Path) -> Report:
+    """Return what a JUnit file says; a process that died before writing it counts as one failure."""
+    if not path.exists():
+        return Report(0, 0, ("pytest ended without a report",))
+    passed, skipped, failures = 0, 0, []
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        found = [verdict for verdict in case if verdict.tag in ("failure", "error")]
+        failures += [_describe(case, verdict) for verdict in found]
+        skipped += case.find("skipped") is not None
+        passed += not found and case.find("skipped") is None
+    return Report(passed, skipped, tuple(failures))
+
+
+def _describe(case: ElementTree.Element, verdict: ElementTree.Element) -> str:
+    lines = (verdict.text or verdict.get("message") or "").splitlines()[-LINES_PER_FAILURE:]
+    return "\n".join([f"{case.get('classname')}::{case.get('name')} ({verdict.tag})", *(f"    {line}" for line in lines)])
 
 
 def main() -> int:
@@ -71,14 +89,23 @@ def main() -> int:
         parser.error(f"SKIP names {unknown}, allowed are {sorted(TIERS)}")
 
     results = [run_tier(tier, options.pytest) for tier in options.tiers if tier not in left_out]
+    for failure in (failure for result in results for failure in result.report.failures):
+        print(f"FAILED {failure}")
     for result in results:
-        counts = f"{result.passed} passed, {result.failed} failed, {result.skipped} skipped"
-        print(f"{result.tier:5} {counts} in {result.seconds:.0f} s (exit code {result.exit_code})")
+        print(f"{result.tier:5} {_counts([result.report])} in {result.seconds:.0f} s (exit code {result.exit_code})")
     for tier in left_out:
         print(f"{tier:5} LEFT OUT because SKIP={os.environ['SKIP']} was set by hand")
-    passed, failed, skipped = (sum(getattr(result, name) for result in results) for name in ("passed", "failed", "skipped"))
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 0 if results and not skipped and all(result.exit_code == 0 for result in results) else 1
+    print(_counts([result.report for result in results]))
+    return 0 if results and all(_is_good(result) for result in results) else 1
+
+
+def _is_good(result: TierResult) -> bool:
+    return result.exit_code == 0 and not result.report.failures and not result.report.skipped
+
+
+def _counts(reports: list[Report]) -> str:
+    passed, failed = sum(report.passed for report in reports), sum(len(report.failures) for report in reports)
+    return f"{passed} passed, {failed} failed, {sum(report.skipped for report in reports)} skipped"
 
 
 if __name__ == "__main__":
