@@ -110,6 +110,17 @@ def test_an_integer_that_no_number_can_hold_is_refused_where_it_comes_in() -> No
         loads(evidence.Evidence, document)
 
 
+@pytest.mark.parametrize("value", [{"a": [1, None, {"float": "0x1p+0"}]}, "text", 7, []], ids=str)
+def test_a_value_that_is_json_already_comes_back_as_it_was(value: Any) -> None:
+    assert loads(manifest.ObjectEntry, dumps(manifest.ObjectEntry("name", value))).value == value
+
+
+@pytest.mark.parametrize("value", [{1, 2}, [float("nan")], {"key": b"bytes"}, {(1, 2): 3}], ids=str)
+def test_a_value_that_json_does_not_know_is_refused(value: Any) -> None:
+    with pytest.raises(ContractError, match="not JSON: "):
+        dumps(manifest.ObjectEntry("name", value))
+
+
 def test_a_loss_that_is_not_a_number_survives() -> None:
     sent = beat.Beat(
         job_uid="u", attempt=1, worker_index=0, pod_uid="p", sequence=1, phase=beat.Phase.TRAIN, sent_at=1.5, loss=float("nan")

@@ -11,7 +11,7 @@ from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.job import Part, SaveJob
 from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.contract.beat import CheckpointRecord
-from trainer_runtime.contract.codec import ContractError, from_jsonable, to_jsonable
+from trainer_runtime.contract.codec import ContractError, from_jsonable, render, to_jsonable
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in typing.ge
 
 def encode(message: Message) -> bytes:
     """Return the message as JSON. Raises ContractError for a value that is none of the contract's."""
-    return json.dumps([type(message).__name__, to_jsonable(message)], separators=(",", ":"), allow_nan=False).encode()
+    return render([type(message).__name__, to_jsonable(message)]).encode()
 
 
 def decode(data: bytes) -> Message:
