@@ -1,4 +1,4 @@
-"""One hashing lane for each physical core, not for each hardware thread."""
+"""One hashing lane for each physical core but one, not for each hardware thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from trainer_runtime.checkpoint.lanes import MAX_HASH_LANES, hash_lanes
 
 SIBLINGS = [
     pytest.param({0: "0-1", 1: "0-1"}, 1, id="two threads of one core"),
-    pytest.param({0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 2, id="two cores of two threads"),
+    pytest.param({0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 1, id="two cores of two threads"),
+    pytest.param({0: "0", 1: "1", 2: "2"}, 2, id="three cores"),
     pytest.param({number: str(number) for number in range(64)}, MAX_HASH_LANES, id="a large machine"),
     pytest.param({}, 1, id="nobody says"),
 ]
