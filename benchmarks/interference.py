@@ -2,9 +2,9 @@
 
     python -m benchmarks.interference [--json] [--repeats 7] [--gigabytes 2]
 
-The loop is bound by Python and dispatch, as a trainer's host side is. `kept_*` is the share of its step rate that is left while the save is
-in flight, the time for which the save stops it included; `steps_lost_*` counts the steps that were not made until the save had ended.
-Ours ends when every byte was read back and proven, DCP's when it was written.
+The loop is bound by Python and dispatch, as a trainer's host side is, and has one thread. `kept_*` is the share of its step rate that is
+left while the save is in flight, the time for which the save stops it included; `steps_lost_*` counts the steps that were not made until
+the save had ended. Ours ends when every byte was read back and proven, DCP's when it was written.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class Contest:
         return kept
 
     def _beside(self, name: str, begin: Callable[[], Callable[[], bool]]) -> float:
+        saving.settle()
         before = self._trainer.rate()
         began = time.perf_counter()
         goes_on = begin()
@@ -128,6 +129,7 @@ class Contest:
 def main() -> int:
     """Measure, print a table and one JSON line."""
     given = saving.options(__doc__).parse_args()
+    torch.set_num_threads(1)
     with saving.scratch(given.directory) as directory, saving.alone_in_a_group(directory):
         contest = Contest(directory, given.gigabytes)
         contest.warm_up()

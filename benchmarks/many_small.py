@@ -5,7 +5,7 @@
 Training stands still for `gather_us_per_tensor` and then for `stage_us_per_tensor`. The first is of a live state: layers with a weight of
 16 x 16 and a bias, and AdamW's three slots of each; a snapshot of it is taken and what is no tensor is encoded, after a step that changed
 values and nothing else. For the rest, each tensor has 256 float32 elements, and both sides are given a ready list. `save_s` runs until the
-checkpoint is proven; DCP proves nothing.
+checkpoint is proven; DCP proves nothing. A second passes before each save, as training does between two.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Contest:
             assert record is not None
             self._point = ResumePoint(record.step, record.attempt, record.uri, record.manifest_sha256)
 
+        saving.settle()
         return saving.timed(save)
 
     def ours_load(self) -> float:
@@ -65,6 +66,7 @@ class Contest:
 
     def dcp_save(self) -> float:
         self._number += 1
+        saving.settle()
         return saving.timed(lambda: dcp.save(self._state, checkpoint_id=self._directory / f"dcp{self._number}", no_dist=True))
 
     def dcp_load(self) -> float:

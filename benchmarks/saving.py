@@ -31,6 +31,7 @@ TENSORS = 330
 GIGABYTES = 2.0
 RUN = "benchmark"
 WAIT_SECONDS = 600.0
+SETTLE_SECONDS = 1.0
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -136,6 +137,11 @@ def timed(act: Callable[[], object]) -> float:
     began = time.perf_counter()
     act()
     return time.perf_counter() - began
+
+
+def settle() -> None:
+    """Let what the last save left to be done (giving memory back, writing to the disk) come to its end, as training does between two."""
+    time.sleep(SETTLE_SECONDS)
 
 
 def forget(path: Path) -> None:
