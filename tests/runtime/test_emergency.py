@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.emergency_job import LITTLE_SECONDS
 from tests.runtime.launching import run_ranks, run_script
 from tests.runtime.training import steps_in
 
@@ -62,7 +63,7 @@ for (x,) in training.run.steps(max_steps=50):
 def test_without_time_it_ends_with_76_and_says_what_there_is(tmp_path: Path, saves: bool, steps: list[int] | None, word: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(saves=saves))
-    ended = run_script(script, cwd=tmp_path, RTJ_GRACE_SECONDS="2.000001")
+    ended = run_script(script, cwd=tmp_path, RTJ_GRACE_SECONDS=str(LITTLE_SECONDS))
     assert ended.returncode == 76, ended.stderr
     assert "preempted_unsaved: stopped at step 9, not saved: " in ended.stderr
     assert word in ended.stderr
