@@ -1,7 +1,12 @@
-"""A real API server for the tests marked ``api``: one per session, on loopback, with the CRD in it. Tests keep apart by namespace."""
+"""What all tests share: where temporary files go, and a real API server for the tests marked ``api``.
+
+The API server is one per session, on loopback, with the CRD in it; tests keep apart by namespace.
+"""
 
 from __future__ import annotations
 
+import getpass
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +20,17 @@ from e2e.cluster.waiting import wait_until
 
 GPU_DEVICE = Path("/dev/nvidiactl")
 CRD = Path(__file__).resolve().parents[1] / "crds" / "rtj.dev_resilienttrainingjobs.yaml"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let temporary files lie where pytest removes them some sessions later: a process that a test kills cleans nothing up. What torch
+    compiled stays where torch keeps it by itself, for the next session."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp", numbered=False)))
+        patch.setattr(tempfile, "tempdir", None)  # it is looked up once and remembered
+        yield
 
 
 def _serves_jobs(plane: ControlPlane) -> bool:
