@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_runtime.contract.assignment import ResumePoint
+from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.lineage import lineage_of
 from trainer_runtime.contract.manifest import Fence
 
 
-def fence(attempt: int, resume: tuple[int, int] | None = None, run: str | None = None) -> Fence:
-    point = ResumePoint(resume[0], resume[1], "", "") if resume else None
+def fence(attempt: int, resume: tuple[int, int] | None = None, run: str | None = None, mode: ResumeMode = ResumeMode.STRICT) -> Fence:
+    point = ResumePoint(resume[0], resume[1], "", "", mode) if resume else None
     return Fence(attempt, "job", "pod", "nonce", point, run)
 
 
@@ -29,6 +29,12 @@ CASES = [
     pytest.param([fence(1), fence(2, (10, 1))], names((10, 1), (30, 1), (15, 2)), names((10, 1), (15, 2)), id="a zombie commits later"),
     pytest.param([fence(1), fence(2)], names((10, 1), (5, 2)), names((5, 2)), id="from nothing: everything before is abandoned"),
     pytest.param([fence(1), fence(2, (90, 4), "other")], names((10, 1), (95, 2)), names((95, 2)), id="from another run"),
+    pytest.param(
+        [fence(1), fence(2, (20, 1), mode=ResumeMode.WARM_START)],
+        names((20, 1), (10, 2)),
+        names((10, 2)),
+        id="from weights of the run's own: it counts its steps anew",
+    ),
     pytest.param(
         [fence(1), fence(2, (20, 1)), fence(3, (20, 1))],
         names((20, 1), (30, 2), (40, 3)),
