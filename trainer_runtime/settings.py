@@ -212,7 +212,7 @@ def _store_url(store: str | Path | None, environ: Mapping[str, str], has_operato
         return (Path.cwd() / DEFAULT_STORE).as_uri(), True
     if "://" in given:
         return given.rstrip("/"), False
-    return Path(given).absolute().as_uri(), store is not None
+    return Path(given).absolute().as_uri(), False
 
 
 def _s3(environ: Mapping[str, str], spec: RunSettings | None) -> S3Settings:

@@ -118,6 +118,7 @@ def build(folder: Path, dataset: Any = None, **arguments: Any) -> Recording:
 
 def launch(folder: Path, run: str, kind: Kind, save_at: int | None, kill_at: int | None) -> dict[str, Any]:
     trainer = build(folder, **kind.arguments)
+    (folder / "store").mkdir(exist_ok=True)
     callback = RtjCallback(store=folder / "store", run=run, save_every_steps=10**6)
     trainer.add_callback(SavesAndKills(callback, save_at, kill_at))
     random.seed()

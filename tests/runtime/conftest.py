@@ -25,4 +25,6 @@ def own_process_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    return tmp_path / "store"
+    path = tmp_path / "store"
+    path.mkdir()
+    return path

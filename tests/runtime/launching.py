@@ -33,6 +33,7 @@ def run_ranks(ranks: int, script: Path, *arguments: str, cwd: Path, **environmen
 
 
 def _run(command: list[str], cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    (cwd / "store").mkdir(exist_ok=True)  # the one that most scripts name; nobody makes it for them
     return subprocess.run(
         command, cwd=cwd, env=clean_environment(**environment), capture_output=True, text=True, timeout=LAUNCH_SECONDS, check=False
     )

@@ -78,9 +78,11 @@ def test_a_checkpoint_to_begin_from_is_named_by_address_or_by_directory(tmp_path
     assert resolve({}).resume_from is None
 
 
-def test_a_directory_given_by_keyword_is_made_a_url(tmp_path: Path) -> None:
-    settings = resolve({}, store=tmp_path / "here")
-    assert (settings.store, settings.create_store) == ((tmp_path / "here").as_uri(), True)
+def test_only_the_default_store_is_made_when_it_is_missing(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    named = [resolve({}, store=here), resolve({}, store=here.as_uri()), resolve({"RTJ_STORE": str(here)})]
+    assert [(settings.store, settings.create_store) for settings in named] == [(here.as_uri(), False)] * 3
+    assert resolve({}).create_store
 
 
 def test_each_keep_rule_that_is_given_takes_the_place_of_the_assignments() -> None:

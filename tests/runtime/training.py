@@ -13,9 +13,12 @@ import trainer_runtime as tr
 
 
 class Training:
-    """A model with everything it needs, attached. ``store`` None: as the environment says."""
+    """A model with everything it needs, attached. ``store``: a directory, which is made when it is missing, or a URL; None: as the
+    environment says."""
 
     def __init__(self, store: Path | str | None, width: int = 4, lr: float = 0.1, **keywords: Any) -> None:
+        if isinstance(store, Path):
+            store.mkdir(exist_ok=True)
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.5), nn.Linear(width, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)

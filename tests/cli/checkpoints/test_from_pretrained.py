@@ -17,6 +17,7 @@ def test_from_pretrained_gives_the_trained_model_with_its_tied_weights(tmp_path:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)).eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     tokens = torch.arange(8).reshape(1, 8)
+    (tmp_path / "store").mkdir()
     with tr.attach(model=model, optimizer=optimizer, config=model.config, store=tmp_path / "store") as run:
         for _ in run.steps(max_steps=2):
             optimizer.zero_grad()
