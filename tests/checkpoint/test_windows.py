@@ -114,6 +114,24 @@ def test_memory_that_went_away_after_it_was_counted_on_is_not_counted_on_again(s
         attempt.saved(2, [weights(2.0)])
 
 
+@pytest.mark.parametrize("looks", range(5))
+@pytest.mark.parametrize("room", [600 * KIB, 4 * 1024 * KIB], ids=["for windows", "for all"])
+def test_memory_that_is_refused_leaves_a_rank_what_it_has(
+    store: PosixStore, little: Limit, monkeypatch: pytest.MonkeyPatch, looks: int, room: int
+) -> None:
+    """More is to be saved, and the memory that came free for it is gone again after some looks."""
+    monkeypatch.setattr(plan, "LEAST_WINDOW_BYTES", WINDOW // 2)
+    more = only(*weights(1.0).leaves, shared("model/more", torch.ones(64, 1024)))
+    with attempt_on(store) as attempt:
+        attempt.saved(1, [weights(1.0)])
+        rooms = iter([room] * looks)
+        monkeypatch.setattr(memory, "available_bytes", lambda: memory.RESERVE_BYTES + next(rooms, 0))
+        attempt.save(2, [more])
+        little(0)
+        attempt.saved(3, [more])
+        attempt.saved(4, [weights(4.0)])
+
+
 def test_ranks_of_one_pod_share_the_memory(little: Limit) -> None:
     snapshot = weights(1.0)
     little(3 * memory.RESERVE_BYTES + 4 * WINDOW)

@@ -204,8 +204,7 @@ class Stage:
         return transfers
 
     def _replace_arena(self, size: int, windows: int) -> None:
-        self._arena = None
-        self._device = None
+        """Take another arena. The present one stays when that cannot be: the persister holds it too, so nothing came free without it."""
         generations = GENERATIONS
         if windows > 1:
             generations = 1
@@ -217,6 +216,7 @@ class Stage:
                 "host memory has room for one copy of a checkpoint, not two: the last one staged is not kept while the next is filled"
             )
         self._arena = create_arena(size, generations)
+        self._device = None
         self._next = 0
 
     def _say_windows(self, plan: SavePlan) -> None:
