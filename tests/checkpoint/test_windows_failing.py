@@ -16,8 +16,10 @@ from tests.checkpoint import real
 from tests.checkpoint.little import KIB, WINDOW, Limit, Watching, nothing_is_left, staged_at_once, weights
 from tests.checkpoint.real import engine_on, save, saved
 from tests.checkpoint.world import RUN, WAIT_SECONDS, attempt_on
+from trainer_runtime.checkpoint import plan
 from trainer_runtime.checkpoint.commit import About
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
+from trainer_runtime.checkpoint.exchange import LocalExchange
 from trainer_runtime.checkpoint.inventory import list_committed
 from trainer_runtime.checkpoint.job import SaveJob
 from trainer_runtime.checkpoint.persister.exchange import RemoteExchange
@@ -69,6 +71,50 @@ def test_what_another_rank_has_failed_ends_the_windows_that_are_left(
         assert all("staging a checkpoint needs" in str(result.error) for result in attempt.results())
         files = attempt.engines[0]._planner.plan(weights(1.0).leaves).files
         assert watched.written == sum(file.window == 0 for file in files) < len(files)
+    assert nothing_is_left(store)
+
+
+class OthersFirst(PosixStore):
+    """Rank 1 writes nothing before ``others``."""
+
+    def __init__(self, root: Path, others: threading.Event) -> None:
+        super().__init__(root)
+        self._others = others
+        self.written: list[str] = []
+
+    def write_file(self, path: str, image: memoryview, size: int) -> None:
+        if "/data/00001-" in path:
+            assert self._others.wait(WAIT_SECONDS), "rank 0 did not end the save"
+            self.written.append(path)
+        super().write_file(path, image, size)
+
+
+def test_a_failure_ends_the_windows_of_a_rank_that_is_asked_before_the_one_that_failed(
+    tmp_path: Path, store: PosixStore, little: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_ended = threading.Event()
+    put = LocalExchange.put
+
+    def tell(exchange: LocalExchange, key: str, value: bytes) -> None:
+        put(exchange, key, value)
+        if key.endswith("/committed"):
+            has_ended.set()
+
+    monkeypatch.setattr(LocalExchange, "put", tell)
+    watched = OthersFirst(tmp_path / "store", has_ended)
+    with attempt_on(watched, 3) as attempt:
+        little(1 << 30)
+        attempt.engines[0].prepare(weights(1.0))
+        little(WINDOW // 2)
+        monkeypatch.setattr(plan, "LEAST_WINDOW_BYTES", WINDOW // 2)
+        attempt.engines[1].prepare(weights(1.0, rank=1))
+        assert attempt.engines[1].stands_still
+        little(0)
+        for rank in (2, 0, 1):
+            attempt.engines[rank].stage(weights(1.0, rank), step=1, epoch=0, samples=0, strict={})
+        assert all("staging a checkpoint needs" in str(result.error) for result in attempt.results())
+        files = attempt.engines[1]._planner.plan(weights(1.0, rank=1).leaves).files
+        assert len(watched.written) == sum(file.window == 0 for file in files) < len(files)
     assert nothing_is_left(store)
 
 

@@ -283,19 +283,24 @@ class Persister:
         return value
 
     def _collect(self, key: str, what: str) -> list[Any]:
-        """Return every rank's message under ``key``, within one deadline. Raises what a rank sent, or SaveFailed naming a late one."""
+        """Return every rank's message under ``key``, within one deadline. Raises the first failure that a rank sent, also while others are
+        not heard yet, as training may stand still until they know of it; or SaveFailed naming a late one."""
         end = time.monotonic() + self._deadline_seconds
-        values = []
-        for rank in range(self._writer.world_size):
-            wanted = f"{key}/{rank}"
+        values: dict[int, Any] = {}
+        ranks = range(self._writer.world_size)
+        owed = {f"{key}/{rank}": rank for rank in ranks}
+        ended = {_gone(rank): rank for rank in ranks}
+        while owed:
+            keys = [either for wanted, rank in owed.items() for either in (wanted, _gone(rank))]
             try:
-                found, message = self._exchange.get_first([wanted, _gone(rank)], max(0.0, end - time.monotonic()))
+                found, message = self._exchange.get_first(keys, max(0.0, end - time.monotonic()))
             except ExchangeTimeout as error:
-                raise SaveFailed(f"rank {rank} did not hand in {what} within {self._deadline_seconds:.0f} s") from error
-            if found != wanted:
-                raise SaveFailed(f"rank {rank} ended and did not hand in {what}")
-            values.append(unpack(message))
-        return values
+                late = next(iter(owed.values()))
+                raise SaveFailed(f"rank {late} did not hand in {what} within {self._deadline_seconds:.0f} s") from error
+            if found not in owed:
+                raise SaveFailed(f"rank {ended[found]} ended and did not hand in {what}")
+            values[owed.pop(found)] = unpack(message)
+        return [values[rank] for rank in ranks]
 
     def _bounded(self, what: str, act: Callable[[], T], late: type[RuntimeProblem] = SaveFailed) -> T:
         """Return what ``act``, which uses the store, returns. Raises ``late`` when it does not come back within the deadline.
