@@ -16,9 +16,10 @@ from typing import Final
 import torch
 import xxhash
 
+from trainer_runtime.checkpoint.elements import ITEM_BYTES
 from trainer_runtime.checkpoint.frozen import frozen_path
 from trainer_runtime.checkpoint.identity import identify
-from trainer_runtime.checkpoint.pieces import FilePlan
+from trainer_runtime.checkpoint.pieces import FilePlan, Piece
 from trainer_runtime.contract.manifest import CHUNK_BYTES, FileEntry
 from trainer_runtime.errors import CheckpointDamaged
 from trainer_runtime.state.leaves import Leaf
@@ -95,13 +96,18 @@ class Unchanged:
 
     def _still_fits(self, known: _Known, leaves: Sequence[Leaf]) -> bool:
         pieces = known.file.pieces
-        if any(piece.leaf >= len(leaves) or leaves[piece.leaf].name != piece.name or piece.name in self._thawed for piece in pieces):
+        if not all(piece.leaf < len(leaves) and self._still_holds(leaves[piece.leaf], piece) for piece in pieces):
             return False
         number = self._looks % len(known.entry.xxh3_128)
         if _chunk_digest(known.file, leaves, number) == known.entry.xxh3_128[number]:
             return True
         self._thawed.update(piece.name for piece in pieces)
         return False
+
+    def _still_holds(self, leaf: Leaf, piece: Piece) -> bool:
+        """Whether the leaf is what the piece was cut from, as far as its name and form tell."""
+        form = (leaf.name, tuple(leaf.tensor.shape), ITEM_BYTES[piece.dtype])
+        return self.is_frozen(leaf) and form == (piece.name, piece.block, leaf.tensor.itemsize)
 
     def settle(self, paths: Sequence[str], error: Exception | None) -> None:
         """Take in how a save ended that referred to ``paths``. Only one that was verified proves that they are there.
