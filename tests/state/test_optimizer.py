@@ -9,7 +9,7 @@ from torch import nn
 
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.state.leaves import Leaf
-from trainer_runtime.state.model import World, named_parameters
+from trainer_runtime.state.model import World, every_parameter
 from trainer_runtime.state.optimizer import OptimizerState
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -25,8 +25,12 @@ MAKERS: dict[str, Make] = {
 }
 
 
+def names_by_id(module: nn.Module) -> dict[int, str]:
+    return {id(parameter): name for name, parameter in every_parameter(module)}
+
+
 def seen(module: nn.Module, optimizer: torch.optim.Optimizer, world: World | None = None) -> OptimizerState:
-    by_id = named_parameters(module)
+    by_id = names_by_id(module)
     return OptimizerState(optimizer, by_id, set(by_id), world or World())
 
 
@@ -118,7 +122,7 @@ def test_what_only_this_rank_holds_carries_its_rank() -> None:
     module = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(module.parameters())
     train(module, optimizer, 1)
-    state = OptimizerState(optimizer, named_parameters(module), {id(module.weight)}, World(2, 3))
+    state = OptimizerState(optimizer, names_by_id(module), {id(module.weight)}, World(2, 3))
     leaves, _objects = gathered(state)
     assert {leaf.name.split("/")[0] for leaf in leaves if leaf.replicated} == {"optim"}
     assert {leaf.name.split("/")[2] for leaf in leaves if not leaf.replicated} == {"bias"}

@@ -260,6 +260,51 @@ def drop_one_parameters_slots(script: Script) -> None:
     del script.adam.state[script.net.trained[0].bias]
 
 
+def swap_trained_parameters(script: Script) -> None:
+    """Each keeps its slots and its group, and is called what the other was called."""
+    linear, norm = script.net.trained
+    linear.bias, norm.bias = norm.bias, linear.bias
+
+
+def replace_trained_parameter(script: Script) -> None:
+    old, new = script.net.trained[0].weight, as_parameter(script.net.trained[0].weight)
+    script.net.trained[0].weight = new
+    script.adam.param_groups[0]["params"][0] = new
+    script.adam.state[new] = script.adam.state.pop(old)
+
+
+def rename_trained(script: Script) -> None:
+    script.net.renamed = script.net._modules.pop("trained")
+
+
+def hand_trained_to_another_module(script: Script) -> None:
+    """It goes by the name that it has in the first module which holds it."""
+    script.ema.held = script.net.trained[1].bias
+    script.net.trained[1].bias = None
+
+
+def parametrize_trained(script: Script) -> None:
+    nn.utils.parametrize.register_parametrization(script.net.trained[0], "weight", nn.Identity())
+
+
+def train_newcomer_of_same_id(script: Script) -> None:
+    """Python gives the id of what was dropped to what is made next."""
+    bias = script.net.trained[0].bias
+    identity = id(bias)
+    del script.adam.state[bias]
+    script.adam.param_groups[0]["params"] = [script.net.trained[0].weight]
+    script.net.trained[0].bias = None
+    del bias
+    newcomer, others = nn.Parameter(torch.ones(3)), []
+    while id(newcomer) != identity:
+        others.append(newcomer)
+        newcomer = nn.Parameter(torch.ones(3))
+        assert len(others) < 100_000, "no newcomer has the id"
+    script.net.newcomer = newcomer
+    script.adam.add_param_group({"params": [newcomer]})
+    script.adam.state[newcomer] = {"exp_avg": torch.ones(3)}
+
+
 def add_group(script: Script) -> None:
     script.adam.add_param_group({"params": [script.net.a.weight], "lr": 0.5})
 
@@ -361,6 +406,12 @@ CHANGES: dict[str, list[Change]] = {
         lambda script: script.adam.param_groups[0]["params"].reverse(),
         lambda script: script.sgd.param_groups[0]["params"].reverse(),
     ],
+    "trained parameters change places": [swap_trained_parameters] * 2,
+    "a trained parameter is replaced": [replace_trained_parameter] * 2,
+    "a trained parameter's module is renamed": [rename_trained],
+    "a trained parameter goes to another module": [hand_trained_to_another_module],
+    "a trained weight is parametrized": [parametrize_trained],
+    "a new parameter has the id of one that was dropped": [train_newcomer_of_same_id],
     "the other optimizer": [lambda script: script.sgd.state.clear(), Script.step],
 }
 
@@ -401,6 +452,14 @@ def test_a_tensor_that_is_conjugated_where_it_lies_is_refused() -> None:
     script.state.snapshot({})
     script.net.count.data = script.net.count.data.conj()
     with pytest.raises(ConfigurationError, match="negates"):
+        script.state.snapshot({})
+
+
+def test_a_trained_parameter_that_no_module_holds_any_more_is_refused() -> None:
+    script = Script()
+    script.state.snapshot({})
+    script.net.trained[0].bias = None
+    with pytest.raises(ConfigurationError, match=r"optim: parameter 1 of group 0, shape \(3,\), is not in any module"):
         script.state.snapshot({})
 
 

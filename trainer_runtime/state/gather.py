@@ -8,6 +8,7 @@ and proving bytes is not done here: `Source` is what a verified checkpoint offer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +25,7 @@ from trainer_runtime.state.data import DataSource
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.state.model import World
 from trainer_runtime.state.optimizer import OptimizerState, check_schedulers
-from trainer_runtime.state.remembered import RememberedModule, RememberedSlots
+from trainer_runtime.state.remembered import GatheredModule, RememberedModule, RememberedSlots
 from trainer_runtime.state.strict import Difference
 
 _RNG = "rng"
@@ -82,7 +83,12 @@ class TrainingState:
             self._sort(keyword, value, optimizers)
         for module in self._modules.values():
             sharding.gather_nothing(module)
-        self._optimizers = self._name_optimizers(optimizers)
+        self._names: dict[int, str] = {}
+        self._replicated: set[int] = set()
+        self._optimizers = [
+            OptimizerState(value, self._names, self._replicated, world, "optim" if keyword == "optimizer" else f"optim.{keyword}")
+            for keyword, value in optimizers.items()
+        ]
         self._remembered_modules = [RememberedModule(module, world, keyword) for keyword, module in self._modules.items()]
         self._remembered_slots = [RememberedSlots(state) for state in self._optimizers]
         self.attachments = {"tokenizer": attachments.find_files(tokenizer), "config": attachments.render_config(config)}
@@ -149,10 +155,11 @@ class TrainingState:
         objects: dict[str, Any] = {}
         for module in self._modules.values():
             sharding.gather_nothing(module)
-        for remembered in self._remembered_modules:
-            gathered = remembered.gather()
+        modules = [remembered.gather() for remembered in self._remembered_modules]
+        for gathered in modules:
             leaves += gathered.leaves
             kept_gradients += gathered.kept_gradients
+        self._name_parameters(modules)
         for keyword, module in self._modules.items():
             for name, value in model.extra_states(module, keyword).items():
                 self._add_tree(self.world.own(name), value, leaves, objects)
@@ -246,22 +253,22 @@ class TrainingState:
                 "it cannot be saved"
             )
 
-    def _name_optimizers(self, optimizers: Mapping[str, Optimizer]) -> list[OptimizerState]:
-        by_id: dict[int, str] = {}
-        replicated: set[int] = set()
-        for keyword, module in self._modules.items():
-            prefix = "" if keyword == "model" else f"{keyword}:"
-            for identity, name in model.named_parameters(module).items():
-                by_id.setdefault(identity, prefix + name)
-            replicated |= model.replicated_parameters(module, self.world)
-        return [
-            OptimizerState(value, by_id, replicated, self.world, "optim" if keyword == "optimizer" else f"optim.{keyword}")
-            for keyword, value in optimizers.items()
-        ]
+    def _name_parameters(self, modules: Sequence[GatheredModule]) -> None:
+        """Have the optimizers' parameters go by the names that they have in the modules now. Raises ConfigurationError for one that has
+        none."""
+        self._names.clear()
+        self._replicated.clear()
+        for gathered in reversed(modules):  # a parameter that several hold goes by its name in the first
+            self._names.update(zip(gathered.parameters, gathered.names, strict=True))
+            self._replicated.update(compress(gathered.parameters, gathered.replicated))
+        for state in self._optimizers:
+            if not self._names.keys() >= set(map(id, state.parameters())):
+                state.check_names()
 
     def _check(self) -> None:
         for keyword, module in self._modules.items():
             model.check_complete(module, keyword)
+        self._name_parameters([remembered.gather() for remembered in self._remembered_modules])
         for state in self._optimizers:
             state.check()
 

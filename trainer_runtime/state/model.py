@@ -32,11 +32,6 @@ class World:
         return f"rank{self.rank:05d}/{name}"
 
 
-def named_parameters(model: nn.Module) -> dict[int, str]:
-    """Return the first canonical name of each parameter, by ``id(parameter)``: what optimizer state is keyed by."""
-    return {id(parameter): name for name, parameter in every_parameter(model)}
-
-
 def every_parameter(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return every parameter once, by its first canonical name."""
     found: dict[int, tuple[str, nn.Parameter]] = {}

@@ -28,9 +28,10 @@ class OptimizerState:
 
     optimizer: Optimizer
     names: dict[int, str]
-    """Canonical name by ``id(parameter)``; see model.named_parameters."""
+    """First canonical name by ``id(parameter)``. Whoever made this keeps it up to date: an id says nothing of a parameter that the script
+    put in another's place since."""
     replicated: set[int]
-    """Parameters that every rank holds equal: their slots are equal too."""
+    """Parameters that every rank holds equal: their slots are equal too. Kept up to date as ``names`` is."""
     world: World
     prefix: str = "optim"
 
@@ -42,6 +43,10 @@ class OptimizerState:
         extra = sorted(set(self.optimizer.state_dict()) - {"state", "param_groups"})
         if extra:
             raise ConfigurationError(f"{self.prefix}: {kind.__qualname__}.state_dict() has keys that are not known: {', '.join(extra)}")
+        self.check_names()
+
+    def check_names(self) -> None:
+        """Raise ConfigurationError for a parameter that has no name, because no module holds it."""
         for index, group in enumerate(self.optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
                 if id(parameter) not in self.names:

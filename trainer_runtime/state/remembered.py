@@ -84,6 +84,12 @@ class GatheredModule(NamedTuple):
     leaves: Sequence[Leaf]
     kept_gradients: list[str]
     """The trainable parameters whose gradient is not None, ``<keyword>/<canonical name>``."""
+    parameters: list[int]
+    """Of every parameter once its id, true for as long as nothing else runs."""
+    names: list[str]
+    """What optimizers call them: by their first canonical names, in another module than the model behind ``<keyword>:``."""
+    replicated: list[bool]
+    """Which of them every rank holds equal."""
 
 
 class RememberedModule:
@@ -101,6 +107,8 @@ class RememberedModule:
         self._frame = _Frame(())
         self._trainable: tuple[list[str], list[int]] = ([], [])
         """Names of the parameters that get gradients, and their places among the leaves."""
+        self._parameters: tuple[list[int], list[str], list[bool]] = ([], [], [])
+        """Of every parameter its first place among the leaves, its name for optimizers, and whether every rank holds it equal."""
 
     def gather(self) -> GatheredModule:
         """Return leaves and kept gradients as they are now. Raises ConfigurationError as `model.model_leaves` does."""
@@ -120,9 +128,17 @@ class RememberedModule:
         tensors = [tensor for _name, tensor, _is_parameter in named]
         first: dict[int, int] = {}
         for place, (_name, tensor, is_parameter) in enumerate(named):
-            if is_parameter and tensor.requires_grad:
+            if is_parameter:
                 first.setdefault(id(tensor), place)
-        self._trainable = [f"{self._keyword}/{named[place][0]}" for place in first.values()], list(first.values())
+        trainable = [place for place in first.values() if tensors[place].requires_grad]
+        self._trainable = [f"{self._keyword}/{named[place][0]}" for place in trainable], trainable
+        before = "" if self._keyword == "model" else f"{self._keyword}:"
+        replicated = model.replicated_parameters(self._module, self._world)
+        self._parameters = (
+            list(first.values()),
+            [f"{before}{named[place][0]}" for place in first.values()],
+            [identity in replicated for identity in first],
+        )
         places = {id(tensor): place for place, tensor in enumerate(held)}
         blocks = sharding.local_parts(tensors)
         if look is not None and all(id(tensor) in places for tensor in tensors) and set(map(type, blocks)) <= _TENSORS:
@@ -136,7 +152,10 @@ class RememberedModule:
     def _gathered(self, leaves: Sequence[Leaf], tensors: Sequence[torch.Tensor]) -> GatheredModule:
         trainable, places = self._trainable
         has_gradient = [tensors[place].grad is not None for place in places]
-        return GatheredModule(leaves, list(compress(trainable, has_gradient)))
+        held, names_held, replicated = self._parameters
+        return GatheredModule(
+            leaves, list(compress(trainable, has_gradient)), [id(tensors[place]) for place in held], names_held, replicated
+        )
 
 
 class RememberedSlots:
@@ -227,7 +246,13 @@ def _look_at_slots(state: OptimizerState, parameters: Sequence[torch.Tensor]) ->
     if not different <= known:
         tensors = [value for value in values if type(value) in known]
         numbers = [repr(value) for value in values if type(value) in _NUMBERS]
-    owners = [state.names_of(parameters), list(map(type, parameters)), list(map(_DEVICE, parameters)), list(map(type, slots))]
+    owners = [
+        state.names_of(parameters),
+        [id(parameter) in state.replicated for parameter in parameters],
+        list(map(type, parameters)),
+        list(map(_DEVICE, parameters)),
+        list(map(type, slots)),
+    ]
     return [*owners, list(map(len, held)), keys, kinds, numbers], tensors
 
 
