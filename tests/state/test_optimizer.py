@@ -143,6 +143,14 @@ class Counting(torch.optim.SGD):
         return {**super().state_dict(), "counter": 1}
 
 
+def test_state_that_belongs_to_no_parameter_is_refused_by_name() -> None:
+    module = nn.Linear(2, 2)
+    optimizer: Any = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer.state["calls"] = {"count": 1}
+    with pytest.raises(ConfigurationError, match=r"optim: SGD\.state has keys that are not parameters: 'calls' \(1 in all\)"):
+        seen(module, optimizer).gather_slots()
+
+
 def test_an_optimizer_with_state_of_its_own_kind_is_refused_by_name() -> None:
     module = nn.Linear(2, 2)
     with pytest.raises(ConfigurationError, match="keys that are not known: counter"):

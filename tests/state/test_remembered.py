@@ -274,7 +274,7 @@ def replace_trained_parameter(script: Script) -> None:
 
 
 def rename_trained(script: Script) -> None:
-    script.net.renamed = script.net._modules.pop("trained")
+    script.net.one = script.net._modules.pop("trained")
 
 
 def hand_trained_to_another_module(script: Script) -> None:
@@ -461,6 +461,16 @@ def test_a_trained_parameter_that_no_module_holds_any_more_is_refused() -> None:
     script.net.trained[0].bias = None
     with pytest.raises(ConfigurationError, match=r"optim: parameter 1 of group 0, shape \(3,\), is not in any module"):
         script.state.snapshot({})
+
+
+def test_state_that_belongs_to_no_parameter_is_refused_whenever_it_appears() -> None:
+    script = Script()
+    script.state.snapshot({})
+    state: Any = script.adam.state
+    state["calls"] = {"count": 1}
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="keys that are not parameters: 'calls'"):
+            script.state.snapshot({})
 
 
 def test_what_did_not_change_is_not_worked_out_again() -> None:

@@ -66,7 +66,17 @@ class OptimizerState:
         }
 
     def gather_slots(self) -> tuple[list[Leaf], dict[str, Any]]:
-        """Return slots as leaves, in their order, and the objects that say which slots there are. Changes nothing."""
+        """Return slots as leaves, in their order, and the objects that say which slots there are. Changes nothing.
+
+        Raises ConfigurationError for state that belongs to no parameter.
+        """
+        keys: Iterable[object] = self.optimizer.state
+        strangers = [repr(key) for key in keys if not isinstance(key, torch.Tensor)]
+        if strangers:
+            raise ConfigurationError(
+                f"{self.prefix}: {type(self.optimizer).__qualname__}.state has keys that are not parameters: {', '.join(strangers[:5])} "
+                f"({len(strangers)} in all); what belongs to no parameter is saved when it is kept in param_groups"
+            )
         leaves: list[Leaf] = []
         shared: dict[str, Any] = {}
         own: dict[str, Any] = {}

@@ -232,7 +232,10 @@ def _walks_like_any_other(kind: type[nn.Module]) -> bool:
 
 
 def _look_at_slots(state: OptimizerState, parameters: Sequence[torch.Tensor]) -> tuple[_Look | None, list[torch.Tensor]]:
-    """Return what the slots' names follow from, and the slots that are tensors. No look: some slot is neither a tensor nor a number."""
+    """Return what the slots' names follow from, and the slots that are tensors. No look: some slot is neither a tensor nor a number, or
+    belongs to what is no parameter."""
+    if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, state.optimizer.state))):
+        return None, []
     slots = list(map(state.optimizer.state.get, parameters))
     held = [mapping for mapping in slots if mapping is not None]
     if not set(map(type, held)) <= {dict}:
