@@ -529,10 +529,11 @@ def test_what_ddp_ignores_is_looked_at_in_every_save() -> None:
     script = Script(DistributedDataParallel, World(0, 2))
     script.state.snapshot({})
     assert isinstance(script.model, DistributedDataParallel)
-    for name in ("other.a.weight", "other.b.weight"):
+    for name in ("other.a.weight", "other.b.weight", "trained.0.weight"):
         script.model.parameters_to_ignore.add(name)
         assert_same(script.state.snapshot({}), script.attached().snapshot({}))
         assert f"rank00000/model/{name}" in {leaf.name for leaf in script.state.snapshot({}).leaves}
+    assert "rank00000/optim/trained.0.weight/exp_avg" in {leaf.name for leaf in script.state.snapshot({}).leaves}
 
 
 def shard(net: Net) -> Net:
