@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainer_runtime.errors import ConfigurationError
@@ -48,10 +49,30 @@ def wrapped(kind: str) -> nn.Module:
         return DistributedDataParallel(torch.compile(plain))
     if kind == "compiled ddp":
         return cast(nn.Module, torch.compile(DistributedDataParallel(plain)))
+    if kind == "recomputed":
+        return checkpoint_wrapper(plain)
+    if kind == "recomputed compiled":
+        return checkpoint_wrapper(cast(nn.Module, torch.compile(plain)))
+    if kind == "compiled recomputed":
+        return cast(nn.Module, torch.compile(checkpoint_wrapper(plain)))
+    if kind == "recomputed, a part compiled":
+        plain.module = torch.compile(plain.module)
+        return checkpoint_wrapper(plain)
     return DataParallel(plain) if kind == "data parallel" else plain
 
 
-KINDS = ["plain", "ddp", "compiled", "ddp of compiled", "compiled ddp", "data parallel"]
+KINDS = [
+    "plain",
+    "ddp",
+    "compiled",
+    "ddp of compiled",
+    "compiled ddp",
+    "data parallel",
+    "recomputed",
+    "recomputed compiled",
+    "compiled recomputed",
+    "recomputed, a part compiled",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -59,11 +59,13 @@ def wrappers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Distrib
 
 
 def canonical(module: nn.Module, raw_name: str) -> str:
-    """Turn a name of ``module.state_dict()`` into the canonical one."""
+    """Turn a name of ``module.state_dict()`` into the canonical one. torch's wrapper for recomputing leaves itself out of the name."""
     parts = raw_name.split(".")
     kept: list[str] = []
     current: nn.Module | None = module
     for part in parts:
+        while current is not None and part not in current._modules and _RECOMPUTED_CHILD in current._modules:
+            current = current._modules[_RECOMPUTED_CHILD]
         if current is not None and part == _wrapped_child(current):
             current = current._modules[part]
             continue
