@@ -18,10 +18,11 @@ from trainer_runtime.state.leaves import Leaf
 
 
 def tensors() -> list[torch.Tensor]:
-    """Many small ones of two types, an empty one, numbers, and some that are too large to be gathered."""
+    """Many small ones of three types, an empty one, numbers, and some that are too large to be gathered."""
     small = [torch.arange(12.0).reshape(3, 4) + number for number in range(40)]
     counts = [torch.tensor(number) for number in range(20)]
-    return [*small, *counts, torch.zeros(0, 3), torch.arange(float(SMALL_BYTES)), torch.arange(float(SMALL_BYTES)) + 1]
+    waves = [torch.full((2,), complex(number, 1)) for number in range(20)]
+    return [*small, *counts, *waves, torch.zeros(0, 3), torch.arange(float(SMALL_BYTES)), torch.arange(float(SMALL_BYTES)) + 1]
 
 
 def leaves_of(values: list[torch.Tensor]) -> list[Leaf]:
@@ -58,13 +59,25 @@ def transpose_in_place(values: list[torch.Tensor]) -> None:
     values[5].data = torch.arange(12.0).reshape(4, 3).t()
 
 
+def conjugate_in_place(values: list[torch.Tensor]) -> None:
+    for place, value in enumerate(values):
+        values[place] = value.conj()
+
+
+def negate_in_place(values: list[torch.Tensor]) -> None:
+    for place, value in enumerate(values):
+        values[place] = value._neg_view()
+
+
 def point_into_one_buffer(values: list[torch.Tensor]) -> None:
     buffer = torch.arange(1_000_000.0)
     for number, value in enumerate(values[:40]):
         value.data = buffer[number * 12 : number * 12 + 12].view(3, 4)
 
 
-@pytest.mark.parametrize("change", [change_in_place, put_other_memory, transpose_in_place, point_into_one_buffer])
+@pytest.mark.parametrize(
+    "change", [change_in_place, put_other_memory, transpose_in_place, conjugate_in_place, negate_in_place, point_into_one_buffer]
+)
 def test_what_is_staged_is_what_the_tensors_hold_now(change: Callable[[list[torch.Tensor]], None]) -> None:
     values = tensors()
     leaves = leaves_of(values)
@@ -75,6 +88,7 @@ def test_what_is_staged_is_what_the_tensors_hold_now(change: Callable[[list[torc
         found = staged(stage, plan, leaves)
         assert all(torch.equal(found[leaf.name], leaf.tensor) for leaf in leaves)
         change(values)
+        leaves = leaves_of(values)
 
 
 def test_many_tensors_without_elements_and_nothing_else_can_be_staged() -> None:

@@ -35,7 +35,8 @@ LEAST_RUN: Final = 8
 """Fewer small neighbours are copied by torch: a call of their own costs more than it saves."""
 _TENSOR: Final = attrgetter("tensor")
 _ADDRESS: Final = torch.Tensor.data_ptr
-_IS_CONTIGUOUS: Final = torch.Tensor.is_contiguous
+_IS_AS_ITS_MEMORY: Final = (torch.Tensor.is_contiguous, torch.Tensor.is_conj, torch.Tensor.is_neg)
+"""Whether a tensor's values are what its memory holds, in that order, may change while the address stays."""
 
 log = logging.getLogger("trainer_runtime")
 
@@ -96,7 +97,7 @@ class Stage:
         self._windows: tuple[_Window, ...] = ()
         self._scattered: list[list[Scattered | None]] = []
         self._with_bytes: list[int] = []
-        self._seen: tuple[list[int], list[bool]] | None = None
+        self._seen: list[list[int]] | None = None
         self._next = 0
         self._device: DeviceCopier | None = None
         self._said = ""
@@ -156,7 +157,7 @@ class Stage:
         transfers: list[Transfer] = []
         tensors = list(map(_TENSOR, leaves))
         held = [tensors[leaf] for leaf in self._with_bytes]
-        seen = list(map(_ADDRESS, held)), list(map(_IS_CONTIGUOUS, held))
+        seen = [list(map(question, held)) for question in (_ADDRESS, *_IS_AS_ITS_MEMORY)]
         with torch.no_grad():
             if seen != self._seen:
                 self._refuse_freed(leaves)
