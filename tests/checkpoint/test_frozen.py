@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.checkpoint.world import Attempt, attempt_on, directory_of, flip, only, point, shared
+from tests.checkpoint.world import RUN, WAIT_SECONDS, Attempt, attempt_on, directory_of, flip, only, point, reference_to, shared
 from trainer_runtime.checkpoint import plan
+from trainer_runtime.checkpoint.commit import About
+from trainer_runtime.checkpoint.documents import read_index
+from trainer_runtime.checkpoint.exchange import LocalExchange
+from trainer_runtime.checkpoint.job import Part, SaveJob, StagedFile
+from trainer_runtime.checkpoint.persist import Persister
 from trainer_runtime.checkpoint.restore import open_checkpoint
 from trainer_runtime.checkpoint.unchanged import LEAST_BYTES
 from trainer_runtime.checkpoint.verify import verify_checkpoint
@@ -43,6 +49,21 @@ def frozen_files(store: PosixStore) -> tuple[str, ...]:
 
 def bytes_in(store: PosixStore, record: CheckpointRecord) -> int:
     return sum(path.stat().st_size for path in (directory_of(store, record) / "data").iterdir())
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The frozen files that were read back, wherever they lie, once for each time."""
+    found: list[Path] = []
+    read_back = PosixStore.read_back
+
+    def listen(self: PosixStore, path: str, block_bytes: int) -> Iterator[memoryview]:
+        if "/frozen/" in path:
+            found.append(self._at(path))
+        return read_back(self, path, block_bytes)
+
+    monkeypatch.setattr(PosixStore, "read_back", listen)
+    return found
 
 
 def restored(store: PosixStore, record: CheckpointRecord) -> Model:
@@ -182,3 +203,79 @@ def test_however_many_frozen_files_are_missing_one_save_fails_and_the_next_stage
     assert len(frozen_files(store)) == len(stored)
     assert store.modified_at(f"run/frozen/{kept}") == written_at, "an intact one is not written again"
     verify_checkpoint(store, open_checkpoint(store, point(third))._documents.reference)
+
+
+def test_a_frozen_file_is_read_back_once_however_many_saves_name_it(store: PosixStore, tmp_path: Path, read: list[Path]) -> None:
+    (tmp_path / "local").mkdir()
+    model = Model()
+    with attempt_on(store, ranks=2, local=tmp_path / "local") as attempt:
+        for step in (1, 2, 3, 4):
+            attempt.saved(step, [snapshot := model.snapshot(), snapshot])
+    stored = {store._at(f"{RUN}/frozen/{name}") for name in frozen_files(store)}
+    kept_near = set((tmp_path / "local").glob("**/frozen/*"))
+    assert (len(stored), len(kept_near)) == (2, 2)
+    assert sorted(read) == sorted(stored | kept_near)
+
+
+class Nothing:
+    """Staged bytes that nobody may ask for."""
+
+    def image(self, file: StagedFile) -> memoryview:
+        raise AssertionError(file)
+
+    def await_window(self, window: int, deadline_seconds: float) -> None:
+        raise AssertionError(window)
+
+
+def test_a_persister_that_took_over_proves_once_more_what_it_did_not_see_proven(store: PosixStore, read: list[Path]) -> None:
+    base = Model().base
+    with attempt_on(store) as attempt:
+        record = attempt.saved(1, [only(Leaf("model/base", base, Kind.MODEL, True, frozen_version=base._version))])
+        who = attempt.opened[0].writer
+    index = read_index(store, reference_to(store, record), 0)
+    part = Part((), index.tensors, "", kept=index.files)
+    read.clear()
+    reads = []
+    for steps in ((2, 3, 4), (5, 6)):
+        persister = Persister(store, RUN, who, LocalExchange(), lambda record: None, WAIT_SECONDS)
+        for step in steps:
+            persister.persist(SaveJob(About(step, 0, step), (), 0, 0), part, Nothing())
+            reads.append(len(read))
+    assert reads == [1, 1, 1, 2, 2]
+
+
+def test_damage_to_a_frozen_file_that_was_proven_is_found_by_the_restore(store: PosixStore) -> None:
+    model = Model()
+    with attempt_on(store) as attempt:
+        attempt.saved(1, [model.snapshot()])
+        damage(store, attempt)
+        second = attempt.saved(2, [model.snapshot()])
+    with pytest.raises(CheckpointDamaged, match=r"frozen/[0-9a-f]{64}.safetensors: chunk 0"):
+        restored(store, second)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("harm", [remove, cut_off])
+def test_a_frozen_file_that_was_proven_and_is_not_whole_any_more_fails_one_save_and_is_proven_again_when_it_is_written_anew(
+    store: PosixStore, read: list[Path], harm: Callable[[Path], None]
+) -> None:
+    model = Model()
+    with attempt_on(store) as attempt:
+        attempt.saved(1, [model.snapshot()])
+        (path,) = (store._at(f"{RUN}/frozen/{name}") for name in frozen_files(store))
+        harm(path)
+        (failed,) = attempt.save(2, [model.snapshot()])
+        assert isinstance(failed.error, CheckpointDamaged)
+        read.clear()
+        third = attempt.saved(3, [model.snapshot()])
+        assert read == [path]
+        attempt.saved(4, [model.snapshot()])
+        assert read == [path]
+    assert torch.equal(restored(store, third).base, model.base)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from trainer_runtime.checkpoint.frozen import is_frozen, locate
+from trainer_runtime.checkpoint.frozen import is_frozen, locate, named_in
 from trainer_runtime.checkpoint.job import StagedFile
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.verify import verify_files
@@ -37,6 +37,8 @@ class LocalTier:
         self._directory, self._run, self._wait_seconds = directory, run, wait_seconds
         self.failures = 0
         """Saves in a row that have no local copy."""
+        self._proven: frozenset[str] = frozenset()
+        """Frozen files that were read back and proven."""
         self._is_hung = False
 
     def write(self, name: StepName, files: Sequence[StagedFile], image: Callable[[StagedFile], memoryview]) -> None:
@@ -54,20 +56,23 @@ class LocalTier:
                 path = self._path(name, file.path)
                 if is_frozen(file.path) and store.exists(path):
                     continue
+                self._proven -= {file.path}
                 store.remove(path)  # of an earlier try, or of a run that was here before
                 store.write_file(path, image(file), file.size)
 
         self._try("writing", name, act)
 
     def prove(self, reference: Reference, index: RankIndex) -> None:
-        """Read back what was written of a committed checkpoint; what is not as staged is removed."""
+        """Read back what was written of a committed checkpoint, frozen files once; what is not as staged is removed."""
 
         def act() -> None:
             store = self._open()
             written = tuple(file for file in index.files if store.exists(self._path(reference.name, file.path)))
             try:
-                verify_files(store, replace(reference, store_uri=store.uri), replace(index, files=written))
+                verify_files(store, replace(reference, store_uri=store.uri), replace(index, files=written), self._proven)
+                self._proven = named_in([replace(index, files=written)])
             except Exception:
+                self._proven = frozenset()
                 for file in written:
                     store.remove(self._path(reference.name, file.path))
                 raise

@@ -84,6 +84,8 @@ class Persister:
         self._deadline_seconds = deadline_seconds
         self._local = local
         self._last_key = ""
+        self._proven: set[str] = set()
+        """Frozen files that this process has read back and proven. Every save names them, and each is read once."""
         self.is_hung = False
         """A call of the store did not come back within the deadline. Its thread cannot be ended, so this process is to be replaced."""
 
@@ -183,6 +185,7 @@ class Persister:
         """Write this rank's files, window by window, and return its index, also as text."""
         if job.refusal:
             raise SaveFailed(job.refusal)
+        self._proven.difference_update(file.path for file in part.files)  # what is staged may be written anew
         written: tuple[FileEntry, ...] = ()
         tensors = part.tensors
         for window in range(part.windows):
@@ -244,13 +247,15 @@ class Persister:
 
     def _prove_part(self, reference: Reference, index: RankIndex | None, save: _Save) -> RankIndex | None:
         """Tell the others whether this rank's part is whole. Returns its index, or None when it is not whole. ``index`` None: it is read
-        from the checkpoint, so that no rank's part is ever taken for proven because nobody looked."""
+        from the checkpoint, so that no rank's part is ever taken for proven because nobody looked. Frozen files are read back once."""
         key = f"{save.key}proof/{self._writer.rank}"
         try:
             if index is None:
                 index = self._bounded("reading the index", lambda: read_index(self._store, reference, self._writer.rank))
             whole = index
-            self._bounded("reading back", lambda: verify_files(self._store, reference, whole))
+            proven = frozenset(self._proven)
+            self._bounded("reading back", lambda: verify_files(self._store, reference, whole, proven))
+            self._proven |= frozen.named_in([whole])
         except Exception as error:  # as above: the others wait for this rank's word
             self._exchange.put(key, pack_error(error))
             return None

@@ -39,13 +39,20 @@ def verify_files(
     proven: Container[str] = frozenset(),
     on_bytes: Callable[[int], None] = lambda _bytes: None,
 ) -> None:
-    """Prove one rank's files. ``proven``: paths of frozen files that this process has proven before. ``on_bytes``: see above.
+    """Prove one rank's files. ``proven``: paths of frozen files that this process has proven before; of them only the size is compared.
+    ``on_bytes``: see above.
 
     Raises CheckpointDamaged for the first that differs, StoreUnavailable when it cannot be read.
     """
-    files = [file for file in index.files if file.path not in proven]
+
+    def verify(file: FileEntry) -> None:
+        if file.path in proven:
+            _require_size(store, reference, file)
+        else:
+            _verify_file(store, reference, index, file, on_bytes)
+
     with ThreadPoolExecutor(max_workers=IO_LANES, thread_name_prefix="rtj-verify") as pool:
-        for proof in [pool.submit(_verify_file, store, reference, index, file, on_bytes) for file in files]:
+        for proof in [pool.submit(verify, file) for file in index.files]:
             proof.result()
 
 
@@ -109,10 +116,8 @@ def _verify_file(store: Store, reference: Reference, index: RankIndex, file: Fil
     wanted = 0
     size = 0
     path = locate(reference.run, reference.directory, file.path)
+    _require_size(store, reference, file)
     try:
-        found = store.size(path)
-        if found != file.size:
-            raise reference.damaged(file.path, f"has {found} bytes instead of {file.size}")
         for number, block in enumerate(store.read_back(path, file.chunk_size)):
             fault = chunk_fault(file, number, block)
             if fault is not None:
@@ -130,6 +135,15 @@ def _verify_file(store: Store, reference: Reference, index: RankIndex, file: Fil
         raise reference.damaged(file.path, "is missing") from error
     except BadHeader as error:
         raise reference.damaged(file.path, str(error)) from error
+
+
+def _require_size(store: Store, reference: Reference, file: FileEntry) -> None:
+    try:
+        found = store.size(locate(reference.run, reference.directory, file.path))
+    except NotInStore as error:
+        raise reference.damaged(file.path, "is missing") from error
+    if found != file.size:
+        raise reference.damaged(file.path, f"has {found} bytes instead of {file.size}")
 
 
 def _not_as_staged(number: int, begin: int, length: int) -> str:
