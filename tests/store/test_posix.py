@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -48,6 +49,34 @@ def test_the_read_back_sees_what_the_storage_holds_now(store: PosixStore, tmp_pa
         file.write(b"y")
         os.fsync(file.fileno())
     assert b"".join(bytes(block) for block in store.read_back("data", 4096))[:2] == b"yx"
+
+
+@pytest.mark.parametrize("whole_blocks", [0, 1, 2])
+def test_where_direct_reads_are_refused_the_read_back_has_the_cache_forgotten_first(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch, whole_blocks: int
+) -> None:
+    """As by a device with larger blocks than ours, from the first transfer on or at an odd position later."""
+    write(store, "data", b"x" * 3 * 4096)
+    preadv, fadvise = os.preadv, os.posix_fadvise
+    acts: list[str] = []
+
+    def read(descriptor: int, into: list[memoryview], offset: int) -> int:
+        is_direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        if is_direct and offset >= whole_blocks * 4096:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        acts.append("direct" if is_direct else "cached")
+        return preadv(descriptor, into, offset)
+
+    def advise(descriptor: int, offset: int, length: int, advice: int) -> None:
+        assert (offset, length, advice) == (0, 0, os.POSIX_FADV_DONTNEED)
+        acts.append("forget")
+        fadvise(descriptor, offset, length, advice)
+
+    monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    assert b"".join(bytes(block) for block in store.read_back("data", 4096)) == b"x" * 3 * 4096
+    assert acts[acts.index("cached") - 1] == "forget"
+    assert acts.count("forget") == 1
 
 
 def test_create_leaves_no_draft(store: PosixStore, tmp_path: Path) -> None:

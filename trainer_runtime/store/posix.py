@@ -86,8 +86,8 @@ class PosixStore:
         with self._translated("read back", path):
             descriptor, direct = _open_direct(self._at(path), os.O_RDONLY)
             try:
-                if not direct:  # the pages were fsynced, so the kernel may drop them and must then read them again
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                if not direct:
+                    _forget_cached(descriptor)
                 with make_buffer(block_bytes) as buffer, memoryview(buffer) as view:
                     offset = 0
                     while length := _read_fully(descriptor, view, offset):
@@ -297,6 +297,11 @@ def _clear_direct(descriptor: int) -> None:
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT)
 
 
+def _forget_cached(descriptor: int) -> None:
+    """Have the next bytes come from the storage: the pages were fsynced, so the kernel may drop them and must then read them again."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def _read_fully(descriptor: int, into: memoryview, offset: int) -> int:
     done = 0
     while done < len(into):
@@ -306,6 +311,7 @@ def _read_fully(descriptor: int, into: memoryview, offset: int) -> int:
             if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
                 raise
             _clear_direct(descriptor)  # the position behind a file's odd end, or a device with larger blocks than ours
+            _forget_cached(descriptor)
             continue
         if got == 0:
             break
