@@ -1,18 +1,22 @@
-"""Staging from a GPU. Needs one: deselected where there is none."""
+"""Staging from a GPU. Most of it needs one: deselected where there is none. When a save is refused is decided on the host."""
 
 from __future__ import annotations
+
+import threading
+from typing import Any
 
 import pytest
 import torch
 
-from trainer_runtime.checkpoint.device import DeviceCopier
+from tests.checkpoint.world import WAIT_SECONDS
+from trainer_runtime.checkpoint.device import DeviceCopier, Pending, Transfer
 from trainer_runtime.checkpoint.plan import Planner, build_plan
 from trainer_runtime.checkpoint.stage import Filled, Stage
 from trainer_runtime.checkpoint.windows import in_windows
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.state.leaves import Kind, Leaf
 
-pytestmark = pytest.mark.cuda
+needs_gpu = pytest.mark.cuda
 
 ELEMENTS = 64 * 1024 * 1024
 
@@ -32,6 +36,7 @@ def filled(stage: Stage, tensor: torch.Tensor) -> tuple[Filled, torch.Tensor]:
     return done, torch.frombuffer(image, dtype=torch.float32)
 
 
+@needs_gpu
 def test_an_optimizer_step_waits_for_the_copy() -> None:
     weight = parameter()
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -44,6 +49,7 @@ def test_an_optimizer_step_waits_for_the_copy() -> None:
     assert bool((weight == 0.0).all())
 
 
+@needs_gpu
 def test_a_change_without_an_optimizer_refuses_the_save() -> None:
     weight = parameter()
     done, _image = filled(Stage(), weight)
@@ -54,6 +60,7 @@ def test_a_change_without_an_optimizer_refuses_the_save() -> None:
         done.pending.wait()
 
 
+@needs_gpu
 def test_each_window_is_whole_when_its_own_copies_are_waited_for() -> None:
     weights = [torch.full((ELEMENTS,), float(number), device="cuda") for number in range(3)]
     leaves = [Leaf(f"model/{number}", weight, Kind.MODEL, True, requires_grad=True) for number, weight in enumerate(weights)]
@@ -69,8 +76,117 @@ def test_each_window_is_whole_when_its_own_copies_are_waited_for() -> None:
         assert bool((torch.frombuffer(image, dtype=torch.float32) == float(number)).all())
 
 
+@needs_gpu
 def test_the_stage_is_pinned() -> None:
     stage = Stage()
     filled(stage, parameter())
     assert isinstance(stage._device, DeviceCopier)
     assert torch.frombuffer(stage.arena.memory, dtype=torch.uint8).is_pinned()
+
+
+class Copying:
+    """The end of a copy that a GPU makes beside training, as the driver's events tell it."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.is_awaited = threading.Event()
+        self.is_fenced = False
+
+    def wait(self) -> None:
+        self.is_fenced = True
+
+    def synchronize(self) -> None:
+        self.is_awaited.set()
+        assert self.ended.wait(WAIT_SECONDS)
+
+
+def pending_copy(tensor: Any) -> tuple[Pending, Copying]:
+    copying: Any = Copying()
+    leaf = Leaf("model/w", torch.ones(1), Kind.MODEL, True, requires_grad=True)
+    return Pending([copying], [Transfer(leaf, tensor, torch.empty(1))]), copying
+
+
+def change(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.add_(1.0)
+
+
+def is_refused(pending: Pending) -> bool:
+    try:
+        pending.wait()
+    except SaveFailed as error:
+        assert "model/w: was changed while it was staged" in str(error)
+        return True
+    return False
+
+
+WHEN = [
+    pytest.param("fence", False, id="an optimizer's step"),
+    pytest.param("fence change", False, id="a step, then the script"),
+    pytest.param("fence change fence change", False, id="two steps"),
+    pytest.param("", False, id="nothing"),
+    pytest.param("change", True, id="the script"),
+    pytest.param("change fence", True, id="the script, then a step"),
+    pytest.param("change fence change", True, id="the script before and after a step"),
+]
+
+
+@pytest.mark.parametrize(("acts", "refused"), WHEN)
+@pytest.mark.parametrize("is_awaited", [False, True], ids=["before anybody waits", "while one waits"])
+def test_a_save_is_refused_when_something_changed_before_the_first_fence(acts: str, refused: bool, is_awaited: bool) -> None:
+    weight = torch.ones(4)
+    pending, copying = pending_copy(weight)
+    ends: list[bool] = []
+    waiting = threading.Thread(target=lambda: ends.append(is_refused(pending)))
+    if is_awaited:
+        waiting.start()
+        assert copying.is_awaited.wait(WAIT_SECONDS)
+    for act in acts.split():
+        if act == "fence":
+            pending.fence()
+        else:
+            change(weight)
+    copying.ended.set()
+    if not is_awaited:
+        waiting.start()
+    waiting.join(WAIT_SECONDS)
+    assert ends == [refused]
+    assert copying.is_fenced == ("fence" in acts)
+
+
+def test_a_step_while_the_versions_are_compared_refuses_nothing() -> None:
+    class Stepping:
+        """A parameter that another thread's step changes at the very moment in which its version is asked for."""
+
+        def __init__(self) -> None:
+            self.version = self.looks = 0
+
+        @property
+        def _version(self) -> int:
+            self.looks += 1
+            if self.looks == 2:  # the first one is the copy's
+                stepping.start()
+                stepping.join(0.2)  # it ends at once where nothing holds it up
+            return self.version
+
+    def step() -> None:
+        pending.fence()
+        parameter.version += 1
+
+    parameter = Stepping()
+    stepping = threading.Thread(target=step)
+    pending, copying = pending_copy(parameter)
+    copying.ended.set()
+    pending.wait()
+    stepping.join(WAIT_SECONDS)
+    assert parameter.version == 1
+
+
+def test_what_changes_after_the_copy_was_waited_for_refuses_nothing() -> None:
+    weight = torch.ones(4)
+    pending, copying = pending_copy(weight)
+    copying.ended.set()
+    pending.wait()
+    change(weight)
+    pending.fence()
+    pending.wait()

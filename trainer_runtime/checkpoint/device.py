@@ -8,6 +8,7 @@ parameter without an optimizer of torch, its version counter tells, and the save
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -29,29 +30,40 @@ class Transfer(NamedTuple):
 
 
 class Pending:
-    """Copies under way. The stage is sealed when `wait` has returned."""
+    """Copies under way. The stage is sealed when `wait` has returned. `fence` and `wait` may be called by two threads at a time.
+
+    Whether something changed the tensors is decided once, by whichever of the two comes first: right before the first fence, because the
+    step behind it changes them by right, or else when everything is copied, because from then on anybody may.
+    """
 
     def __init__(self, events: Sequence[torch.cuda.Event], fenced: Sequence[Transfer]) -> None:
         self._events = events
         self._versions = [(transfer.leaf.name, transfer.source, transfer.source._version) for transfer in fenced]
-        self._is_fenced = False
+        self._lock = threading.Lock()
+        self._is_decided = False
+        self._changed: str | None = None
 
     def fence(self) -> None:
-        """Have what the GPUs are given from now on wait for the copies. Called before any optimizer's step; costs no time of the host."""
-        if not self._is_fenced:
-            for event in self._events:
-                event.wait()
-            self._is_fenced = True
+        """Have what the GPUs are given from now on wait for the copies. Called before any optimizer's step; the host waits for nothing."""
+        with self._lock:
+            if not self._is_decided:
+                for event in self._events:
+                    event.wait()
+                self._decide()
 
     def wait(self) -> None:
         """Wait until everything is copied. Raises SaveFailed when a tensor was changed meanwhile and no fence stood before it."""
         for event in self._events:
             event.synchronize()
-        if self._is_fenced:
-            return
-        for name, tensor, version in self._versions:
-            if tensor._version != version:
-                raise SaveFailed(f"{name}: was changed while it was staged, and not by an optimizer of torch")
+        with self._lock:
+            if not self._is_decided:
+                self._decide()
+        if self._changed is not None:
+            raise SaveFailed(f"{self._changed}: was changed while it was staged, and not by an optimizer of torch")
+
+    def _decide(self) -> None:
+        self._changed = next((name for name, tensor, version in self._versions if tensor._version != version), None)
+        self._is_decided = True
 
 
 class DeviceCopier:
