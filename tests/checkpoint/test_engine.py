@@ -12,6 +12,7 @@ import torch
 
 from tests.checkpoint.world import RUN, attempt_on, only, shared, state, states
 from trainer_runtime.checkpoint import memory
+from trainer_runtime.checkpoint.inventory import read_inventory
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.codec import loads
 from trainer_runtime.contract.manifest import VerifiedMark, parse_manifest
@@ -28,6 +29,15 @@ def test_every_rank_is_told_of_commit_and_verification(store: PosixStore) -> Non
             (result,) = attempt.engines[rank].take_results()
             assert (result.step, result.record, result.error) == (7, record, None)
             assert attempt.engines[rank].take_results() == ()
+
+
+@pytest.mark.parametrize("tags", [(), ("stage-end",)], ids=["no tags", "a tag"])
+def test_every_record_says_whether_the_checkpoint_is_tagged(store: PosixStore, tags: tuple[str, ...]) -> None:
+    with attempt_on(store, ranks=2) as attempt:
+        attempt.saved(7, states(1.0, 2), tags=tags)
+        told = [record.tagged for records in attempt.records for record in records]
+    assert told == [bool(tags)] * 4
+    assert [record.tagged for record in read_inventory(store, RUN).records] == [bool(tags)]
 
 
 def test_the_manifest_says_where_in_training_it_was_taken(store: PosixStore) -> None:

@@ -89,6 +89,20 @@ def test_a_step_that_could_not_be_proven_is_proven_by_the_next_save_of_it(failin
 
 
 @CACHES
+@pytest.mark.parametrize(("tags", "later"), [(("stage-end",), ()), ((), ("stage-end",))], ids=["tagged", "not tagged"])
+def test_the_records_of_a_step_that_was_committed_before_tell_its_own_tags(
+    failing: Failing, denials: int, tags: tuple[str, ...], later: tuple[str, ...]
+) -> None:
+    with attempt_on(failing, RANKS) as attempt:
+        failing.is_away = True
+        attempt.save(1, states(1.0, RANKS), tags=tags)
+        failing.is_away, failing.denials = False, denials
+        attempt.saved(1, states(1.0, RANKS), tags=later)
+        told = [record.tagged for records in attempt.records for record in records]
+    assert told == [bool(tags)] * 3 * RANKS
+
+
+@CACHES
 def test_a_step_that_is_damaged_is_not_proven_by_what_the_next_save_of_it_staged(failing: Failing, denials: int) -> None:
     with attempt_on(failing, RANKS) as attempt:
         failing.is_away = True

@@ -72,6 +72,7 @@ def test_every_nth_and_every_tagged_checkpoint_is_copied_and_told(store: PosixSt
         porter.close()
     assert [name.step for name in list_committed(archive, RUN)] == [2, 3, 4]
     assert [(record.step, record.level, record.tier) for record in records] == [(step, Level.VERIFIED, Tier.ARCHIVE) for step in (2, 3, 4)]
+    assert [record.tagged for record in records] == [False, True, False]
     assert read_inventory(archive, RUN).lineage.on == list_committed(archive, RUN), "the fences are there as well"
 
 

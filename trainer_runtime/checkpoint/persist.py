@@ -112,10 +112,10 @@ class Persister:
         if said["adopted"]:  # what counts is its bytes, which may be others than this try's
             index = None
             self._clear(save.staging)
-        self._on_record(reference.record(Level.COMMITTED))
+        self._on_record(reference.record(Level.COMMITTED, tagged=said["tagged"]))
         index = self._prove_part(reference, index, save)
         self._decide(f"{save.key}verified", lambda: self._mark(reference, save))
-        record = reference.record(Level.VERIFIED)
+        record = reference.record(Level.VERIFIED, tagged=said["tagged"])
         self._on_record(record)
         if self._local is not None and index is not None:
             self._local.prove(reference, index)
@@ -223,17 +223,18 @@ class Persister:
             unpack(failure)
 
     def _commit(self, job: SaveJob, save: _Save, earlier: Reference | None) -> dict[str, Any]:
-        """Return the digest of what is committed now, and whether it is an earlier try's or process's and not what was staged."""
+        """Return the digest of what is committed now, whether it is tagged, and whether it is an earlier try's or process's and not what
+        was staged."""
         if earlier is None:
             try:
-                return {"manifest": self._commit_parts(job, save).manifest_sha256, "adopted": False}
+                return {"manifest": self._commit_parts(job, save).manifest_sha256, "adopted": False, "tagged": bool(job.about.tags)}
             except (AlreadyInStore, NotInStore) as error:
                 earlier = self._find_committed(save.name)
                 if earlier is None:
                     raise SaveFailed(f"step {job.about.step} is not committed: {error}") from error
         adopted = earlier
-        self._bounded("reading the manifest", lambda: read_manifest(self._store, adopted))
-        return {"manifest": adopted.manifest_sha256, "adopted": True}
+        manifest = self._bounded("reading the manifest", lambda: read_manifest(self._store, adopted))
+        return {"manifest": adopted.manifest_sha256, "adopted": True, "tagged": bool(manifest.tags)}
 
     def _commit_parts(self, job: SaveJob, save: _Save) -> Reference:
         parts = self._collect(f"{save.key}index", "its part of the save")

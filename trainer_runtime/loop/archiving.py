@@ -15,7 +15,7 @@ from typing import Final
 from trainer_runtime.checkpoint.archive import copy_fences, find_due, is_archived, is_due
 from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.copying import copy_checkpoint, remove_leftovers
-from trainer_runtime.checkpoint.documents import is_still_there
+from trainer_runtime.checkpoint.documents import is_still_there, read_manifest
 from trainer_runtime.checkpoint.fences import require_ownership
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.retention import Held
@@ -118,7 +118,8 @@ class Archivist:
             elif is_still_there(self._store, reference):  # else retention did not wait for it: it was none of the newest
                 copy = copy_checkpoint(self._store, reference, archive, self._writer.attempt, self._writer.name, self._on_block)
                 self._settle(reference.name)
-                self._on_record(copy.record(Level.VERIFIED, tier=Tier.ARCHIVE))
+                tags = read_manifest(archive, copy).tags
+                self._on_record(copy.record(Level.VERIFIED, tier=Tier.ARCHIVE, tagged=bool(tags)))
                 remove_leftovers(archive, self._run, self._writer.attempt, time.time())
         except CheckpointDamaged:
             self._settle(reference.name)
