@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.world import RUN, attempt_on, open_world, point, state, states, writer
+from tests.checkpoint.world import MODEL_FILE, RUN, attempt_on, open_world, point, reference_to, state, states, store_root, writer
 from trainer_runtime.channel.messages import Proceed
+from trainer_runtime.checkpoint.documents import is_verified
 from trainer_runtime.checkpoint.exchange import LocalExchange
-from trainer_runtime.checkpoint.fences import read_fences
+from trainer_runtime.checkpoint.fences import create_fence, read_fences
 from trainer_runtime.checkpoint.inventory import Inventory, find_newest_change, read_inventory
-from trainer_runtime.checkpoint.opening import open_run
+from trainer_runtime.checkpoint.opening import find_start, open_run
 from trainer_runtime.contract.assignment import Assignment, ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord, Level
-from trainer_runtime.contract.manifest import Parent
+from trainer_runtime.contract.manifest import Fence, Parent
 from trainer_runtime.errors import ConfigurationError, Fenced, Refused, StoreUnavailable
 from trainer_runtime.store.posix import PosixStore
 
@@ -51,6 +53,79 @@ def test_a_committed_one_that_was_not_verified_is_verified_and_used(store: Posix
     (opened,) = open_world([store])
     assert opened.resume == point(records[1])
     assert store.exists(mark)
+
+
+class Telling(PosixStore):
+    """A store that remembers in which order things were changed in it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.changed: list[str] = []
+
+    def create(self, path: str, data: bytes) -> None:
+        self.changed.append(path)
+        super().create(path, data)
+
+    def move(self, path: str, to: str) -> None:
+        self.changed.append(path)
+        super().move(path, to)
+
+    def remove(self, path: str) -> None:
+        self.changed.append(path)
+        super().remove(path)
+
+
+NEWEST = f"{RUN}/steps/0000000020-00000001"
+MARK = f"{NEWEST}/verified.json"
+FOUND = [
+    pytest.param(lambda store: None, 20, [], id="marked"),
+    pytest.param(lambda store: store.remove(MARK), 20, [MARK], id="not marked"),
+    pytest.param(lambda store: (store.remove(MARK), store.create(MARK, b"")), 20, [MARK] * 3, id="a mark that was cut off"),
+    pytest.param(lambda store: (store.remove(MARK), store.remove(f"{NEWEST}/{MODEL_FILE}")), 10, [], id="damaged and not marked"),
+]
+
+
+@pytest.mark.parametrize(("make", "start", "changes"), FOUND)
+def test_an_attempt_changes_nothing_in_the_run_before_its_fence(
+    store: PosixStore, make: Callable[[PosixStore], object], start: int, changes: list[str]
+) -> None:
+    committed(store, 10, 20)
+    make(store)
+    telling = Telling(store_root(store))
+    (opened,) = open_world([telling])
+    assert opened.resume is not None
+    assert opened.resume.step == start
+    assert [path for path in telling.changed if "/tmp/probe-" not in path] == [f"{RUN}/fences/00000002", *changes]
+    assert is_verified(store, reference_to(store, CheckpointRecord(RUN, start, 1, "", opened.resume.manifest_sha256, Level.VERIFIED)))
+
+
+@pytest.mark.parametrize(("make", "start", "changes"), FOUND)
+def test_whoever_only_asks_where_an_attempt_would_start_changes_nothing(
+    store: PosixStore, make: Callable[[PosixStore], object], start: int, changes: list[str]
+) -> None:
+    del changes
+    committed(store, 10, 20)
+    make(store)
+    telling = Telling(store_root(store))
+    resume = find_start(telling, RUN, None, False, None, is_alone=True)
+    assert resume is not None
+    assert resume.step == start
+    assert telling.changed == []
+
+
+def test_an_attempt_that_does_not_get_the_run_marks_nothing(store: PosixStore) -> None:
+    class Late(PosixStore):
+        def create(self, path: str, data: bytes) -> None:
+            if "/fences/" in path:
+                create_fence(store, RUN, Fence(2, "job-b", "pod", "nonce", None, None))
+            super().create(path, data)
+
+    committed(store, 10)
+    mark = f"{RUN}/steps/0000000010-00000001/verified.json"
+    store.remove(mark)
+    with pytest.raises(Fenced):
+        open_world([Late(store_root(store))])
+    assert not store.exists(mark)
 
 
 def test_an_assigned_resume_point_is_taken_and_recorded(store: PosixStore) -> None:

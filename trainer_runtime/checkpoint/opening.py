@@ -1,7 +1,7 @@
 """The start of an attempt in a run's directory: is the store one that all share, may this attempt have it, and where does it begin?
 
 Rank 0 asks and decides, the others are told by exchange, so that all ranks start from the same checkpoint or end for the same reason.
-Nothing in the run is changed before the fence is created, and the fence is the attempt's only claim.
+Nothing in the run is changed before the fence is created, but for a probe that is taken away again; the fence is the attempt's only claim.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from trainer_runtime.checkpoint.exchange import Exchange
 from trainer_runtime.checkpoint.fences import create_fence
 from trainer_runtime.checkpoint.inventory import Inventory, read_inventory
 from trainer_runtime.checkpoint.outcome import pack_error, pack_value, unpack
+from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.restore import locate, parse_uri
 from trainer_runtime.checkpoint.verify import mark_verified, verify_checkpoint
 from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
@@ -58,6 +59,16 @@ class Opened:
     """For the manifests of this attempt."""
     passed_over: tuple[str, ...] = ()
     """Newer checkpoints that were found damaged, and why. Without an operator only."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where an attempt would start, before it owns the run."""
+
+    resume: ResumePoint | None
+    passed_over: tuple[str, ...] = ()
+    unmarked: Reference | None = None
+    """The same, when it was proven just now and has no mark yet."""
 
 
 def open_run(
@@ -197,7 +208,8 @@ def _take(
     found = read_inventory(store, run)
     if hold is not None:
         _ask(hold, found, writer, run, None if start_fresh else assigned, resume_run)
-    resume, passed_over = _find_start(store, run, found, assigned, start_fresh, resume_from, is_alone=writer.attempt == 0)
+    start = _find_start(store, run, found, assigned, start_fresh, resume_from, is_alone=writer.attempt == 0)
+    resume = start.resume
     if writer.attempt == 0:
         writer = replace(writer, attempt=found.highest.attempt + 1 if found.highest else 1)
     elif found.highest is not None and found.highest.attempt > writer.attempt:
@@ -221,17 +233,19 @@ def _take(
         relation = "warm_start" if resume.mode is ResumeMode.WARM_START else "resume"
         parents = (Parent(resume.step, resume.attempt, resume.manifest_sha256, relation),)
     create_fence(store, run, Fence(writer.attempt, writer.job.uid, writer.pod_uid, uuid.uuid4().hex, resume, resume_run))
-    return Opened(writer, resume, parents, passed_over)
+    if start.unmarked is not None:
+        mark_verified(store, start.unmarked, time.time(), "found committed at the start of an attempt")
+    return Opened(writer, resume, parents, start.passed_over)
 
 
 def find_start(
     store: Store, run: str, assigned: ResumePoint | None, start_fresh: bool, resume_from: ResumePoint | None, *, is_alone: bool
 ) -> ResumePoint | None:
-    """Return where an attempt that starts now would start, proven as far as `open_run` proves it; None: from nothing. Takes nothing.
+    """Return where an attempt that starts now would start, proven as far as `open_run` proves it; None: from nothing. Changes nothing.
 
     ``is_alone``: there is no operator. Raises what `open_run` raises for what lies there.
     """
-    resume, _passed_over = _find_start(store, run, read_inventory(store, run), assigned, start_fresh, resume_from, is_alone=is_alone)
+    resume = _find_start(store, run, read_inventory(store, run), assigned, start_fresh, resume_from, is_alone=is_alone).resume
     if resume is None or (resume.manifest_sha256 and _recognise(store, run, resume) is None):
         return resume
     return _prove_source(store, resume)
@@ -246,15 +260,13 @@ def _find_start(
     resume_from: ResumePoint | None,
     *,
     is_alone: bool,
-) -> tuple[ResumePoint | None, tuple[str, ...]]:
-    """Return the resume point and what was passed over. ``resume_from`` counts while the run has no committed step on its lineage."""
+) -> _Found:
+    """Changes nothing. ``resume_from`` counts while the run has no committed step on its lineage."""
     if assigned is not None:
-        return assigned, ()
-    resume, passed_over = _choose(store, run, found) if is_alone and not start_fresh else (None, ())
+        return _Found(assigned)
+    start = _choose(store, run, found) if is_alone and not start_fresh else _Found(None)
     has_no_step = found.is_empty or (bool(found.fences) and not found.lineage.on)
-    if resume is None and (start_fresh or has_no_step):
-        resume = resume_from
-    return resume, passed_over
+    return _Found(resume_from) if start.resume is None and (start_fresh or has_no_step) else start
 
 
 def _prove_source(store: Store, resume: ResumePoint) -> ResumePoint:
@@ -304,7 +316,7 @@ def _ask(hold: Hold, found: Inventory, writer: Writer, run: str, assigned: Resum
         )
 
 
-def _choose(store: Store, run: str, found: Inventory) -> tuple[ResumePoint | None, tuple[str, ...]]:
+def _choose(store: Store, run: str, found: Inventory) -> _Found:
     """Without an operator: the newest on the lineage that is proven, or can be proven now. Never from nothing while there is any."""
     passed_over: list[str] = []
     first: CheckpointDamaged | None = None
@@ -312,15 +324,15 @@ def _choose(store: Store, run: str, found: Inventory) -> tuple[ResumePoint | Non
         reference = find_reference(store, run, name)
         if reference is None:
             continue
+        is_marked = is_verified(store, reference)
         try:
-            if not is_verified(store, reference):
+            if not is_marked:
                 verify_checkpoint(store, reference)
-                mark_verified(store, reference, time.time(), "found committed at the start of an attempt")
         except CheckpointDamaged as error:
             passed_over.append(str(error))
             first = first or error
             continue
-        return reference.resume_point(), tuple(passed_over)
+        return _Found(reference.resume_point(), tuple(passed_over), None if is_marked else reference)
     if first is not None:
         raise CheckpointDamaged("no checkpoint of this run can be used:\n" + "\n".join(passed_over), first.checkpoint)
-    return None, ()
+    return _Found(None)
