@@ -33,7 +33,7 @@ from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import digest
-from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Fenced, Refused, SaveFailed, StoreUnavailable
+from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Fenced, Refused, StoreUnavailable
 from trainer_runtime.state.leaves import Snapshot
 from trainer_runtime.store.posix import PosixStore
 
@@ -47,17 +47,6 @@ def test_a_rank_that_hears_nothing_of_the_committer_deletes_nothing_that_may_yet
         (result,) = attempt.results_of([1])
         assert "rank 0 did not say how the save ended" in str(result.error)
         assert store.list(f"{RUN}/tmp/0000000001-00000001/ranks") == ("00001.json",)
-
-
-def test_five_failed_saves_in_a_row_are_an_error_in_the_training_thread(store: PosixStore) -> None:
-    with attempt_on(store) as attempt:
-        (engine,) = attempt.engines
-        store.create(f"{RUN}/fences/00000009", store.read(f"{RUN}/fences/00000001").replace(b'"attempt":1', b'"attempt":9'))
-        for step in range(1, 6):
-            (result,) = attempt.save(step, [state(1.0)])
-            assert isinstance(result.error, Fenced)
-        with pytest.raises(SaveFailed, match="the last 5 saves failed"):
-            engine.stage(state(1.0), step=6, epoch=0, samples=0, strict={})
 
 
 def test_ranks_that_hold_different_shared_tensors_fail_the_save(store: PosixStore) -> None:

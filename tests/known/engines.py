@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from tests.known.places import (
-    ACCIDENTS,
     ENGINE,
     EQUAL,
     EQUALITY,
@@ -189,7 +188,7 @@ ROWS: Final[tuple[Row, ...]] = (
         28,
         "NVIDIA/Megatron-LM#1435",
         "one save that fails ends the job",
-        ACCIDENTS + "test_five_failed_saves_in_a_row_are_an_error_in_the_training_thread",
+        RUN + "test_five_failed_saves_in_a_row_end_the_run",
         "tests/runtime/test_beats_without_rtj_run.py::test_a_save_that_fails_is_told_and_taken_back_by_the_next_verified_one",
     ),
     covered(
@@ -272,7 +271,7 @@ ROWS: Final[tuple[Row, ...]] = (
         40,
         "google/orbax#605",
         "nobody notices a failed save, and a later cleaning trips over what is not there",
-        ACCIDENTS + "test_five_failed_saves_in_a_row_are_an_error_in_the_training_thread",
+        RUN + "test_five_failed_saves_in_a_row_end_the_run",
         "tests/checkpoint/test_cleaning.py::test_a_deletion_that_stopped_half_way_leaves_no_checkpoint_and_is_finished_later",
     ),
     covered(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-ACCIDENTS: Final = "tests/checkpoint/test_accidents.py::"
 ENGINE: Final = "tests/checkpoint/test_engine.py::"
 EQUALITY: Final = "tests/runtime/test_equality.py::"
 EQUAL: Final = EQUALITY + "test_every_leaf_of_every_rank_is_bitwise_equal_after_two_kills"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from tests.known.places import (
-    ACCIDENTS,
     ENGINE,
     EQUAL,
     EQUALITY,
@@ -312,7 +311,7 @@ ROWS: Final[tuple[Row, ...]] = (
         43,
         "RLinf/RLinf#1469, vllm-project/speculators#739, awslabs/awsome-distributed-ai#190",
         "the newest directory is half written and is chosen",
-        ACCIDENTS + "test_a_checkpoint_damaged_before_it_was_verified_is_passed_over_for_the_older_one",
+        "tests/checkpoint/test_accidents.py::test_a_checkpoint_damaged_before_it_was_verified_is_passed_over_for_the_older_one",
         RUN + "test_a_damaged_checkpoint_is_passed_over_for_the_next_older_one",
     ),
     impossible(
@@ -368,7 +367,7 @@ ROWS: Final[tuple[Row, ...]] = (
         51,
         "NVIDIA/Megatron-LM#1435, ray-project/ray#47939",
         "one save that fails ends training",
-        ACCIDENTS + "test_five_failed_saves_in_a_row_are_an_error_in_the_training_thread",
+        RUN + "test_five_failed_saves_in_a_row_end_the_run",
         "tests/runtime/test_bad_input.py::test_a_limit_of_the_process_costs_the_save_and_says_so",
     ),
     covered(

@@ -224,6 +224,25 @@ def test_attach_wants_a_process_group_in_a_world_of_several(store: Path, monkeyp
     assert "init_process_group" in str(problem.value.__cause__)
 
 
+@pytest.mark.parametrize(("good", "last_saved"), [(None, 5), (4, 9)], ids=["the first ones", "a good one begins the count anew"])
+def test_five_failed_saves_in_a_row_end_the_run(store: Path, good: int | None, last_saved: int) -> None:
+    training = Training(store)
+    staging = store / "default" / "tmp"
+    staging.rmdir()
+    staging.touch()
+    with pytest.raises(SaveFailed, match=f"tmp/{last_saved:010}-00000001/data/.*: already there"):
+        for (x,) in training.run.steps(max_steps=20):
+            training.learn(x)
+            training.run._saver._engine.wait(60)
+            if training.run.global_step + 1 == good:
+                staging.unlink()
+            elif training.run.global_step == good:
+                staging.rmdir()
+                staging.touch()
+            training.run.save()
+    training.run.close()
+
+
 def test_a_final_save_that_fails_is_the_runs_failure(store: Path) -> None:
     training = Training(store)
     (store / "default" / "fences" / "00000001").unlink()

@@ -1,7 +1,7 @@
 """The training loop's handle on saving: stage now, be told later. It joins the stage (which blocks) to the persister (which does not).
 
-One save is in flight at a time. A save that failed is an error in the next results, a few in a row are an error in the training thread, and
-none is ever silent.
+One save is in flight at a time. A save that failed is an error in the next results, and none is ever silent. How many of them end training
+is not decided here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from trainer_runtime.state.tree import encode
 
 SAVE_DEADLINE_SECONDS: Final = 900.0
 """How long rank 0 waits for the other ranks' parts, and again for their proofs, before it abandons the save."""
-MAX_FAILURES_IN_A_ROW: Final = 5
-"""So many saves in a row that failed are an error: training that cannot be resumed is not worth its GPUs."""
 
 OnRecord = Callable[[CheckpointRecord], None]
 OnEnded = Callable[[int, CheckpointRecord | None, Exception | None], None]
@@ -100,7 +98,6 @@ class Engine:
         self._results: list[SaveResult] = []
         self._newest: SaveResult | None = None
         self._unsettled: SaveResult | None = None
-        self._failures = 0
         self._tries = (-1, 0)
         self._closed = False
         self._persisting = join(self._recorded, self._ended)
@@ -147,12 +144,9 @@ class Engine:
         Where memory has no room for all leaves at once, it returns when the last window is copied, and so waits for the writing of the ones
         before, but not longer than ``stand_still_seconds``: then the save is refused likewise.
 
-        Raises SaveFailed when the last saves all failed, ConfigurationError for a value that cannot be saved.
+        Raises ConfigurationError for a value that cannot be saved, SaveFailed while a save is in flight and after `close`.
         """
         self._require_idle("stage")
-        if self._failures >= MAX_FAILURES_IN_A_ROW:
-            assert self._newest is not None
-            raise SaveFailed(f"the last {self._failures} saves failed; the newest: {self._newest.error}") from self._newest.error
         if self._newest is not None and self._newest.step == step and self._newest.error is None:
             with self._changed:
                 self._results.append(replace(self._newest, seconds=0.0))
@@ -307,7 +301,6 @@ class Engine:
             error = problem
         result = SaveResult(step, record if error is None else None, error, time.monotonic() - self._began_at)
         with self._changed:
-            self._failures = 0 if result.error is None else self._failures + 1
             self._newest = self._unsettled = result
             self._results.append(result)
             self._in_flight = None

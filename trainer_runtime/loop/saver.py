@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from trainer_runtime.checkpoint.engine import MAX_FAILURES_IN_A_ROW, SAVE_DEADLINE_SECONDS, Engine, SaveResult, collector_paused
+from trainer_runtime.checkpoint.engine import SAVE_DEADLINE_SECONDS, Engine, SaveResult, collector_paused
 from trainer_runtime.contract.beat import CheckpointRecord, SaveFailure
 from trainer_runtime.contract.manifest import FollowedStep
 from trainer_runtime.errors import Fenced, RuntimeProblem, SaveFailed
@@ -14,6 +14,8 @@ from trainer_runtime.state.gather import TrainingState
 
 WAIT_SECONDS: Final = 2 * SAVE_DEADLINE_SECONDS + 60.0
 """How long a blocking save waits: rank 0 waits for parts and for proofs, each up to its own deadline."""
+MAX_FAILURES_IN_A_ROW: Final = 5
+"""So many saves in a row that failed are an error: training that cannot be resumed is not worth its GPUs."""
 
 log = logging.getLogger("trainer_runtime")
 
