@@ -15,7 +15,6 @@ from trainer_runtime.checkpoint.cleaning import (
     TRASH_SECONDS,
     delete_checkpoints,
     find_sources,
-    find_unnamed_frozen,
     propose_deletions,
     read_held,
     sweep,
@@ -183,9 +182,14 @@ def test_a_frozen_file_goes_a_day_after_the_last_checkpoint_that_names_it(
 def test_frozen_files_stay_while_one_checkpoint_cannot_be_read(store: PosixStore, two_bases: tuple[Writer, CheckpointRecord]) -> None:
     writer, first = two_bases
     delete_checkpoints(store, RUN, writer, [StepName(first.step, first.attempt)])
-    assert len(find_unnamed_frozen(store, RUN, now=1e12)) == 1
-    (store._root / RUN / "steps" / str(StepName(2, 2)) / "ranks" / "00000.json").unlink()
-    assert find_unnamed_frozen(store, RUN, now=1e12) == ()
+    index = store._root / RUN / "steps" / str(StepName(2, 2)) / "ranks" / "00000.json"
+    text = index.read_bytes()
+    index.unlink()
+    sweep(store, RUN, writer, now=1e12)
+    assert len(store.list(f"{RUN}/frozen")) == 2
+    index.write_bytes(text)
+    sweep(store, RUN, writer, now=1e12)
+    assert len(store.list(f"{RUN}/frozen")) == 1
 
 
 def test_what_is_taken_back_as_the_docs_say_stays_whatever_sweeps_come_in_between(

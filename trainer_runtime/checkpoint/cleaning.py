@@ -132,26 +132,15 @@ def sweep(store: Store, run: str, writer: Writer, now: float) -> None:
                 cleaning.require_ownership()
                 store.move(f"{run}/{STEPS}/{name}", f"{_grave(run, name)}/checkpoint")
     named = _NamedFrozen(store, run)
-    for path in _find_unnamed(store, run, named, now):
+    # asked for their age, because the first save that names a file is in flight after the file is there
+    files = [f"{FROZEN}/{name}" for name in store.list(f"{run}/{FROZEN}")]
+    old = [path for path in files if _is_old(store, f"{run}/{path}", now)]
+    for path in named.free_of(old):
         with cleaning.one():
             cleaning.require_ownership()
             if named.is_free(path):
                 store.move(f"{run}/{path}", f"{_grave(run, 'frozen')}/{path}")
     cleaning.raise_first()
-
-
-def find_unnamed_frozen(store: Store, run: str, now: float) -> tuple[str, ...]:
-    """Return the files below ``frozen/``, relative to the run, that no committed checkpoint names and that are older than 24 h.
-
-    The age matters: the first save that names a file is in flight after the file is there. When one checkpoint's documents cannot be read,
-    none is returned. ``now``: Unix seconds.
-    """
-    return _find_unnamed(store, run, _NamedFrozen(store, run), now)
-
-
-def _find_unnamed(store: Store, run: str, named: _NamedFrozen, now: float) -> tuple[str, ...]:
-    old = [path for name in store.list(f"{run}/{FROZEN}") if _is_old(store, f"{run}/{(path := f'{FROZEN}/{name}')}", now)]
-    return named.free_of(old)
 
 
 def _is_old(store: Store, path: str, now: float) -> bool:
