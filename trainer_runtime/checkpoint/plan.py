@@ -34,7 +34,7 @@ from trainer_runtime.state.leaves import Kind, Leaf
 WHOLE_BYTES: Final = 1024 * 1024
 """A tensor of at most this many bytes is never cut: a smaller part would cost more in bookkeeping than it saves in copying."""
 MAX_FILE_BYTES: Final = 1024**3
-"""Data bytes per file. SHA-256 runs through a file from its start, so several files are what lets several cores hash."""
+"""Data bytes per file. One thread takes a file's digests, from its start to its end, so several files are what lets several cores hash."""
 RoomFor = Callable[[int, int], int]
 """(wanted, least) -> how many of the wanted bytes can be staged at a time. Raises SaveFailed when it is less than the least."""
 
