@@ -45,11 +45,14 @@ EVERY = 7
 """Each so many-th kill waits for a commit; the others for whichever of a seal and a verified mark was hit less often until then."""
 SHARE = 0.5
 """The random moment lies within this share of the time that usually passes until the next word."""
+MARK = "RTJ_KILL_STORM"
+"""In the environment of whatever a rank of the storm starts: the storm's directory. So a persister is found of which no rank ever told."""
 WORDS = {"sealed": "inside_commit", "committed": "inside_verify", "verified": "after_verify"}
 
 
 def save_for_ever(root: str, told: Connection) -> None:
     """Be the rank: save until killed. Says (word, step, persister's process id or 0, seconds since the word before)."""
+    os.environ[MARK] = root
     attempt = saving.Saving(Path(root))
     snapshot = saving.snapshot_of(saving.make_state(MEGABYTES / 1000, tensors=8))
     at = time.monotonic()
@@ -80,6 +83,8 @@ class Storm:
     victims: Counter[str] = field(default_factory=Counter)
     verified: set[int] = field(default_factory=set)
     unreadable: set[StepName] = field(default_factory=set)
+    left_over: set[int] = field(default_factory=set)
+    """Persisters that did not end by themselves after their rank was killed."""
     durations: dict[str, list[float]] = field(default_factory=lambda: {word: [0.05] for word in WORDS})
     rank: BaseProcess | None = None
     ears: Connection | None = None
@@ -101,8 +106,8 @@ class Storm:
             self._end_rank()
         self.hits[WORDS[self.last]] += 1
         self.victims[target] += 1
-        if target in (RANK, BOTH):
-            _wait_until_gone(self.persister)
+        if self.rank is None:
+            self._wait_for_persisters()
 
     def look(self, store: Store) -> set[int]:
         """Read the whole store; return the verified steps it has."""
@@ -124,7 +129,7 @@ class Storm:
         """End the last rank."""
         if self.rank is not None:
             self._end_rank()
-            _wait_until_gone(self.persister)
+            self._wait_for_persisters()
 
     def _start(self) -> None:
         self.ears, theirs = self.context.Pipe()
@@ -140,6 +145,12 @@ class Storm:
         self.rank.join(WAIT_SECONDS)
         self._listen(0.0)
         self.rank, self.ears = None, None
+
+    def _wait_for_persisters(self) -> None:
+        end = time.monotonic() + WAIT_SECONDS
+        while (alive := find_persisters(self.root) - self.left_over) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.left_over |= alive
 
     def _listen_for(self, word: str) -> None:
         assert self.ears is not None
@@ -175,16 +186,18 @@ def _kill(pid: int) -> None:
         return  # it had ended by itself
 
 
-def _wait_until_gone(pid: int) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < end:
+def find_persisters(root: Path) -> set[int]:
+    """Process ids of the storm's persisters that live now. ``root``: the storm's directory."""
+    mark = f"{MARK}={root}".encode()
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return
-        except FileNotFoundError:
-            return
-        time.sleep(0.01)
-    raise TimeoutError(f"the persister {pid} did not end by itself within {WAIT_SECONDS:.0f} s")
+            variables = (process / "environ").read_bytes().split(b"\0")  # nothing of one that ended and was not reaped
+        except OSError:
+            continue  # it ended since it was listed, or is somebody else's
+        if mark in variables:
+            found.add(int(process.name))
+    return found
 
 
 def result(storm: Storm, seed: int, lost: set[int]) -> dict[str, Any]:
@@ -197,10 +210,11 @@ def result(storm: Storm, seed: int, lost: set[int]) -> dict[str, Any]:
         "verified_told": len(storm.verified),
         "unreadable_committed": len(storm.unreadable),
         "lost_verified": len(lost),
-        "leftover_processes": 0 if storm.rank is None else 1,
+        "leftover_processes": len(storm.left_over),
         "bars": [
             measuring.bar("committed and unreadable", len(storm.unreadable), at_most=0),
             measuring.bar("verified and lost", len(lost), at_most=0),
+            measuring.bar("persisters left over", len(storm.left_over), at_most=0),
             measuring.bar("kills", sum(storm.hits.values()), at_least=KILLS),
             *(measuring.bar(f"kills {hit}", storm.hits[hit], at_least=LEAST_HITS) for hit in ("inside_commit", "after_verify")),
         ],
