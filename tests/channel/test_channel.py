@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.descriptors import LOW, low_ones_taken
 from trainer_runtime.channel.client import Client, connect_from_environment
 from trainer_runtime.channel.codec import MAX_LINE_BYTES, decode_down, decode_up, encode
 from trainer_runtime.channel.messages import (
@@ -35,6 +36,7 @@ from trainer_runtime.contract.assignment import Assignment
 from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RecordKey, SaveFailure
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.exit_report import DamagedCheckpoint, Outcome
+from trainer_runtime.waiting import wait_readable
 
 SECONDS = 10.0
 RECORD = CheckpointRecord("run", 5, 1, "file:///store/run/steps/x", "ab" * 32, Level.VERIFIED)
@@ -111,6 +113,36 @@ def test_waiting_for_one_kind_keeps_the_others_for_poll(bench: Bench) -> None:
     assert client.wait(Proceed, SECONDS) == Proceed(None)
     assert client.poll() == (Save(),)
     client.close()
+
+
+def test_a_rank_with_many_files_open_waits_and_speaks_like_any_other(tmp_path: os.PathLike[str]) -> None:
+    path = os.path.join(tmp_path, "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, low_ones_taken():
+        listener.bind(path)
+        listener.listen(1)
+        client = Client(path, 0)
+        connection, _address = listener.accept()
+        assert connection.fileno() > LOW
+        assert client.wait(Proceed, 0.05) is None
+        connection.sendall(encode(Proceed(None)))
+        assert client.wait(Proceed, SECONDS) == Proceed(None)
+        while not client._unsent:  # until the socket is full, so that the last words wait for room
+            client.send(UPS[0])
+        client.send(UPS[-1])
+        assert client.connected
+        client.close()
+        connection.close()
+
+
+def test_waiting_ends_when_another_thread_sees_that_rtj_run_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = bench.join(0)
+
+    def lose_it_meanwhile(*descriptors: int, seconds: float | None = None) -> frozenset[int]:
+        client.close()
+        return wait_readable(*descriptors, seconds=seconds)
+
+    monkeypatch.setattr("trainer_runtime.channel.client.wait_readable", lose_it_meanwhile)
+    assert client.wait(Proceed, SECONDS) is None
 
 
 def test_waiting_ends_at_its_deadline(bench: Bench) -> None:

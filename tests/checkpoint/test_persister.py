@@ -19,6 +19,7 @@ import pytest
 from tests.checkpoint import real
 from tests.checkpoint.real import engine_on, save, saved
 from tests.checkpoint.world import RUN, WAIT_SECONDS, attempt_on, state
+from tests.descriptors import LOW, low_ones_taken
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
 from trainer_runtime.checkpoint.inventory import list_committed
 from trainer_runtime.checkpoint.persister import link as links
@@ -158,6 +159,24 @@ def test_a_save_that_ends_every_persister_is_given_up(tmp_path: Path, store: Pos
         assert deaths >= 1
         saved(engine, 3)
     assert {1, 3} <= set(verified_steps(store))
+
+
+def test_a_process_with_many_files_open_saves_and_replaces_its_persister(tmp_path: Path, store: PosixStore) -> None:
+    with low_ones_taken(), engine_on(tmp_path / "store") as (engine, joined):
+        saved(engine, 1)
+        first, connection = joined.link.pid, joined.link.connection
+        assert first is not None
+        assert connection is not None
+        assert connection.fileno() > LOW
+        os.kill(first, signal.SIGKILL)
+        saved(engine, 2)
+    assert verified_steps(store) == [1, 2]
+
+
+def test_a_persister_whose_own_descriptors_are_high_serves_its_rank(store: PosixStore) -> None:
+    with low_ones_taken(), attempt_on(store) as attempt:
+        attempt.saved(1, [state(1.0)])
+    assert verified_steps(store) == [1]
 
 
 def test_nothing_is_left_of_it_after_a_run(tmp_path: Path, store: PosixStore) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import select
 import socket
 import threading
 import time
@@ -21,6 +20,7 @@ from trainer_runtime.channel.codec import Hello, LineSplitter, decode_down, enco
 from trainer_runtime.channel.messages import Down, Ending, Raised, Up
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.codec import ContractError
+from trainer_runtime.waiting import wait_readable, wait_writable
 
 LAST_WORDS_SECONDS: Final = 2.0
 """How long Raised and Ending may wait for room in the socket; the process ends right after them."""
@@ -95,11 +95,11 @@ class Client:
                     if isinstance(order, kind):
                         self._inbox.remove(order)
                         return order
-                waiting_on = self._socket
+                waiting_on = None if self._socket is None else self._socket.fileno()  # another thread may close it meanwhile
             left = deadline - time.monotonic()
             if waiting_on is None or left <= 0:
                 return None
-            select.select([waiting_on], [], [], min(left, 0.5))
+            wait_readable(waiting_on, seconds=min(left, 0.5))
 
     def close(self) -> None:
         """Close the connection; later calls do nothing."""
@@ -123,7 +123,7 @@ class Client:
     def _flush_within(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self._unsent and self._socket is not None and time.monotonic() < deadline:
-            select.select([], [self._socket], [], 0.05)
+            wait_writable(self._socket.fileno(), seconds=0.05)
             self._flush()
 
     def _read(self) -> None:

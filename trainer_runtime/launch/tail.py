@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import select
 import selectors
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Final
 
 from trainer_runtime.signals.finding import Finding
 from trainer_runtime.signals.stream import LineStream
+from trainer_runtime.waiting import wait_writable
 
 READ_BYTES: Final = 64 * 1024
 MAX_UNREAD_BYTES: Final = 8 * 1024 * 1024
@@ -153,7 +153,7 @@ class Tail:
             try:
                 data = data[os.write(output.out_fd, data) :]
             except BlockingIOError:
-                select.select([], [output.out_fd], [])
+                wait_writable(output.out_fd)
             except OSError as error:
                 # The ranks must go on without a log; their output is still read for signals.
                 self._closed_outs.add(output.out_fd)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from trainer_runtime.checkpoint.persister.server import Server
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import dumps
 from trainer_runtime.store.open import open_store
+from trainer_runtime.waiting import wait_readable
 
 FINISH_SECONDS: Final = 120.0
 """How long a save may go on after the ranks and whoever started this process are gone."""
@@ -69,8 +69,7 @@ def _wait_for_starter() -> None:
     """Wait until whoever started this process closes our standard input, or is gone: a data loader that it forked may hold the pipe."""
     starter = os.pidfd_open(os.getppid())
     while True:
-        ready, _, _ = select.select([0, starter], [], [])
-        if starter in ready or not os.read(0, 65536):
+        if starter in wait_readable(0, starter) or not os.read(0, 65536):
             os.close(starter)
             return
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import socket
 import threading
@@ -37,6 +36,7 @@ from trainer_runtime.checkpoint.persister.wire import Closed, limit_waits, peer_
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.errors import RuntimeProblem, SaveFailed
+from trainer_runtime.waiting import wait_readable
 
 CONNECT_SECONDS: Final = 30.0
 """How long a persister may take to come up; it imports no torch, so it takes a fraction of a second."""
@@ -189,7 +189,7 @@ class Link:
     def _listen(self, connection: socket.socket) -> None:
         heard_at = time.monotonic()
         while True:
-            ready, _, _ = select.select([connection], [], [], PING_SECONDS)
+            ready = wait_readable(connection.fileno(), seconds=PING_SECONDS)
             if ready:
                 heard_at = time.monotonic()
                 self._hear(decode(receive_frame(connection)[0]))
@@ -290,7 +290,7 @@ def _end_process(connection: socket.socket) -> None:
         return
     try:
         signal.pidfd_send_signal(process, signal.SIGKILL)
-        select.select([process], [], [], DEATH_SECONDS)
+        wait_readable(process, seconds=DEATH_SECONDS)
     except ProcessLookupError as error:
         log.debug("persister: %s", error)
     finally:

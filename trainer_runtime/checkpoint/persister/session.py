@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable
@@ -40,6 +39,7 @@ from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.errors import RuntimeProblem, SaveFailed
 from trainer_runtime.store.base import Store
+from trainer_runtime.waiting import wait_readable
 
 LINGER_SECONDS: Final = 2.0
 """How long rank 0's persister stays, after its rank's last save, for those that still wait for a word about it."""
@@ -113,8 +113,7 @@ class Session:
         )  # a forked data loader may hold the rank's end open after the rank's death
         try:
             while True:
-                ready, _, _ = select.select([self._connection.fileno(), rank_process], [], [])
-                if self._connection.fileno() not in ready:
+                if self._connection.fileno() not in wait_readable(self._connection.fileno(), rank_process):
                     raise Closed("its process ended")
                 message, descriptor = self._receive()
                 if isinstance(message, Ping):
