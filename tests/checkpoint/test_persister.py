@@ -24,6 +24,7 @@ from trainer_runtime.checkpoint.documents import find_reference, is_verified
 from trainer_runtime.checkpoint.inventory import list_committed
 from trainer_runtime.checkpoint.persister import link as links
 from trainer_runtime.checkpoint.persister.start import Handle
+from trainer_runtime.checkpoint.persister.wire import receive_frame
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.errors import SaveFailed
@@ -177,6 +178,47 @@ def test_a_persister_whose_own_descriptors_are_high_serves_its_rank(store: Posix
     with low_ones_taken(), attempt_on(store) as attempt:
         attempt.saved(1, [state(1.0)])
     assert verified_steps(store) == [1]
+
+
+def test_whatever_goes_wrong_with_the_connection_costs_that_connection_and_not_the_saves_to_come(
+    tmp_path: Path, store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [ValueError("no such descriptor"), MemoryError()]
+
+    def fail_twice(connection: socket.socket) -> tuple[bytes, int | None]:
+        frame = receive_frame(connection)
+        if failures and b"Ended" in frame[0]:
+            raise failures.pop()
+        return frame
+
+    monkeypatch.setattr(links, "receive_frame", fail_twice)
+    with engine_on(tmp_path / "store") as (engine, _joined):
+        saved(engine, 1)
+        assert not failures
+        saved(engine, 2)
+    assert verified_steps(store) == [1, 2]
+
+
+def test_a_save_of_which_nothing_can_be_heard_ends_with_the_reason(
+    tmp_path: Path, store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_deaf = True
+
+    def hear_nothing(connection: socket.socket) -> tuple[bytes, int | None]:
+        frame = receive_frame(connection)
+        if is_deaf and b"Welcome" not in frame[0]:
+            raise ValueError("no such descriptor")
+        return frame
+
+    monkeypatch.setattr(links, "receive_frame", hear_nothing)
+    with engine_on(tmp_path / "store") as (engine, _joined):
+        save(engine, 1)
+        result = engine.wait(WAIT_SECONDS)
+        assert result is not None
+        assert "was lost 4 times during this save: no such descriptor" in str(result.error)
+        is_deaf = False
+        saved(engine, 2)
+    assert 2 in verified_steps(store)
 
 
 def test_nothing_is_left_of_it_after_a_run(tmp_path: Path, store: PosixStore) -> None:

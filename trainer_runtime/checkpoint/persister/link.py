@@ -178,12 +178,12 @@ class Link:
                     self._drop()
                     return
                 connection = self._connection
-            if connection is None:
-                self._reconnect()
-                continue
             try:
-                self._listen(connection)
-            except (Closed, ContractError) as error:
+                if connection is None:
+                    self._reconnect()
+                else:
+                    self._listen(connection)
+            except Exception as error:  # this thread must live on, for nothing else ends a save: whatever it was, the connection is lost
                 self._lost(error)
 
     def _listen(self, connection: socket.socket) -> None:
@@ -235,7 +235,10 @@ class Link:
             if self._closed:
                 return
             self._deaths += 1
+            deaths, is_over = self._deaths, self._job is not None and self._deaths > MAX_DEATHS
         log.warning("the process that writes checkpoints is gone (%s); another one takes over", error)
+        if is_over:  # after MAX_DEATHS it was only asked to say that the save is given up
+            self._give_up(f"the process that writes checkpoints was lost {deaths} times during this save: {error}")
 
     def _reconnect(self) -> None:
         """Find the next persister and bring it up to date. Without one, or after too many, the save in flight has failed."""
@@ -244,7 +247,7 @@ class Link:
         while connection is None:
             try:
                 connection = self._connect()
-            except (OSError, Closed, ContractError) as error:
+            except Exception as error:  # as in `_work`; whatever it is, it has CONNECT_SECONDS to pass
                 if self._closed or time.monotonic() >= end:
                     self._give_up(f"the process that writes checkpoints did not come back within {CONNECT_SECONDS:.0f} s: {error}")
                     return
@@ -287,6 +290,9 @@ def _end_process(connection: socket.socket) -> None:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
+        return
+    except OSError as error:  # none of our descriptors is free, and reading back proves what two of them may have written
+        log.warning("the process that writes checkpoints cannot be ended: %s", error)
         return
     try:
         signal.pidfd_send_signal(process, signal.SIGKILL)
