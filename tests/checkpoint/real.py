@@ -53,8 +53,9 @@ def engine_on(root: Path, on_record: Callable[[CheckpointRecord], None] = lambda
 
 
 @contextmanager
-def two_workers_on(root: Path) -> Iterator[list[tuple[Engine, Joined]]]:
-    """Two ranks, each with a persister process of its own as on two pods, which speak over rank 0's exchange."""
+def two_workers_on(root: Path, second: Mapping[str, str] | None = None) -> Iterator[list[tuple[Engine, Joined]]]:
+    """Two ranks, each with a persister process of its own as on two pods, which speak over rank 0's exchange. ``second``: the environment
+    in which rank 1 finds another persister."""
     store = PosixStore(root)
     opened = open_world([store, store])
     start = LocalExchange()
@@ -64,7 +65,7 @@ def two_workers_on(root: Path) -> Iterator[list[tuple[Engine, Joined]]]:
         joined: list[Joined] = []
 
         def connect(told: Callable[[CheckpointRecord], None], ended: Callable[..., None]) -> Joined:
-            joined.append(join(hello, start, "127.0.0.1", told, ended, environ()))
+            joined.append(join(hello, start, "127.0.0.1", told, ended, second if rank == 1 and second is not None else environ()))
             return joined[0]
 
         engine = Engine(join=connect, writer=opened[rank].writer, on_record=lambda record: None, parents=opened[rank].parents)

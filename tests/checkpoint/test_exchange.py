@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from trainer_runtime.checkpoint.exchange import Exchange, LocalExchange, SaveExchange
+from trainer_runtime.checkpoint.persister import exchange as served
+from trainer_runtime.checkpoint.persister import link as links
 from trainer_runtime.checkpoint.persister.exchange import ExchangeServer, RemoteExchange
 from trainer_runtime.checkpoint.persister.messages import ExchangeAddress
 from trainer_runtime.checkpoint.tcp_store import connect
@@ -111,6 +114,25 @@ def test_a_server_that_is_gone_ends_a_wait_with_the_reason() -> None:
     server.close()
     with pytest.raises(ExchangeTimeout, match="'key'; rank 0's persister cannot be reached: 127.0.0.1"):
         client.get("key", 0.05)
+
+
+def test_a_look_outlasts_a_server_that_is_replaced_after_it_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ExchangeServer(address(), LocalExchange())
+    client = RemoteExchange(address(first.port))
+    first.close()
+    values, clock = LocalExchange(), [0.0]
+    servers: list[ExchangeServer] = []
+    values.put("key", b"value")
+
+    def pass_time(seconds: float) -> None:
+        clock[0] += served.IO_SECONDS
+        if clock[0] > links.SILENCE_SECONDS and not servers:
+            servers.append(ExchangeServer(address(first.port), values))
+
+    monkeypatch.setattr(served, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=pass_time))
+    assert client.find("key") == b"value"
+    client.close()
+    servers[0].close()
 
 
 def test_whoever_does_not_say_the_token_is_told_nothing(remote: tuple[LocalExchange, RemoteExchange]) -> None:

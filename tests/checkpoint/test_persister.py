@@ -18,10 +18,11 @@ import pytest
 
 from tests.checkpoint import real
 from tests.checkpoint.real import engine_on, save, saved
-from tests.checkpoint.world import RUN, WAIT_SECONDS, attempt_on, state
+from tests.checkpoint.world import RUN, WAIT_SECONDS, attempt_on, persister_of, state
 from tests.descriptors import LOW, low_ones_taken
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
 from trainer_runtime.checkpoint.inventory import list_committed
+from trainer_runtime.checkpoint.persister import exchange as exchanges
 from trainer_runtime.checkpoint.persister import link as links
 from trainer_runtime.checkpoint.persister.start import Handle
 from trainer_runtime.checkpoint.persister.wire import receive_frame
@@ -306,6 +307,35 @@ def test_a_persister_that_is_killed_costs_the_save_on_no_worker(tmp_path: Path, 
                 assert result is not None
                 assert result.error is None, result.error
     assert verified_steps(store) == [1, 2, 3]
+
+
+def test_a_committer_that_hangs_costs_the_save_on_no_worker(tmp_path: Path, store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All limits are a thirtieth of what they are, but for the start of a process."""
+    monkeypatch.setattr(links, "PING_SECONDS", links.PING_SECONDS / 30)
+    monkeypatch.setattr(links, "SILENCE_SECONDS", links.SILENCE_SECONDS / 30)
+    monkeypatch.setattr(exchanges, "IO_SECONDS", exchanges.IO_SECONDS / 30)
+    monkeypatch.setattr(
+        exchanges, "UNREACHABLE_SECONDS", (exchanges.UNREACHABLE_SECONDS - links.CONNECT_SECONDS) / 30 + links.CONNECT_SECONDS
+    )
+    with persister_of(store) as here, real.two_workers_on(tmp_path / "store", here) as workers:
+        pid = workers[0][1].link.pid
+        assert pid is not None
+        for step in (1, 2, 3):
+            if step == 2:
+                os.kill(pid, signal.SIGSTOP)
+            for engine, _joined in workers:
+                save(engine, step)
+            for engine, _joined in workers:
+                result = engine.wait(WAIT_SECONDS)
+                assert result is not None
+                assert result.error is None, result.error
+        assert is_gone(pid)
+    assert verified_steps(store) == [1, 2, 3]
+
+
+def test_the_others_give_a_committer_up_only_after_its_successor_must_have_come() -> None:
+    comes_back = links.SILENCE_SECONDS + links.PING_SECONDS + links.DEATH_SECONDS + links.CONNECT_SECONDS
+    assert comes_back <= exchanges.UNREACHABLE_SECONDS
 
 
 def test_a_rank_that_ends_before_it_sealed_ends_the_save_of_the_others_at_once(tmp_path: Path, store: PosixStore) -> None:

@@ -1,7 +1,7 @@
 """The save exchange between workers: rank 0's persister serves one small map over TCP, the other persisters are its clients.
 
 It outlives the ranks. A client remembers what it put in the present save and says it again after the server was replaced, so a persister of
-rank 0 that was killed costs a few seconds and no save.
+rank 0 that was killed costs a few seconds and no save, and one that hangs as long as it takes to find that out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from trainer_runtime.checkpoint.exchange import LocalExchange
+from trainer_runtime.checkpoint.persister.link import CONNECT_SECONDS, DEATH_SECONDS, PING_SECONDS, SILENCE_SECONDS
 from trainer_runtime.checkpoint.persister.messages import ExchangeAddress
 from trainer_runtime.checkpoint.persister.wire import Closed, receive_frame, send_frame
 from trainer_runtime.errors import ExchangeTimeout
@@ -26,8 +27,9 @@ CALL_SECONDS: Final = 2.0
 IO_SECONDS: Final = 10.0
 """How long a connection or an answer beyond that may take before it counts as lost."""
 RETRY_SECONDS: Final = 0.2
-UNREACHABLE_SECONDS: Final = 15.0
-"""A server that cannot be reached for so long is not coming back: another one would have been started by now."""
+UNREACHABLE_SECONDS: Final = SILENCE_SECONDS + PING_SECONDS + DEATH_SECONDS + CONNECT_SECONDS
+"""A server that cannot be reached for so long is not coming back: by now its rank would have found out that it hangs, killed it, and had
+another one started. Whoever gives up earlier leaves that one to wait in vain for a part that is there."""
 
 log = logging.getLogger("trainer_runtime.persister")
 
@@ -146,8 +148,8 @@ class RemoteExchange:
                 raise ExchangeTimeout(f"waited {now - began:.0f} s for {keys[0]!r}{problem}")
 
     def find(self, key: str) -> bytes | None:
-        """Return the value, or None when there is none. Raises ExchangeTimeout when nobody can be asked for IO_SECONDS."""
-        end = time.monotonic() + IO_SECONDS
+        """Return the value, or None when there is none. Raises ExchangeTimeout when nobody can be asked for UNREACHABLE_SECONDS."""
+        end = time.monotonic() + UNREACHABLE_SECONDS
         while True:
             try:
                 with self._lock:
