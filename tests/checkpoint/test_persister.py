@@ -26,6 +26,7 @@ from trainer_runtime.checkpoint.persister import exchange as exchanges
 from trainer_runtime.checkpoint.persister import link as links
 from trainer_runtime.checkpoint.persister.start import Handle
 from trainer_runtime.checkpoint.persister.wire import receive_frame
+from trainer_runtime.checkpoint.turns import Turns
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.errors import SaveFailed
@@ -235,11 +236,16 @@ def test_nothing_is_left_of_it_after_a_run(tmp_path: Path, store: PosixStore) ->
 
 
 def test_it_ends_when_whoever_started_it_is_gone_and_no_rank_came(tmp_path: Path) -> None:
-    handle = Handle(str(tmp_path / "persister"))
-    wait_until(lambda: (tmp_path / "persister").exists(), "it listens")
+    directory = tmp_path / "private"
+    directory.mkdir()
+    handle = Handle(str(directory / "persister"))
+    wait_until((directory / "persister").exists, "it listens")
+    ranks = Turns(2, str(directory))
+    with ranks.turn():
+        ranks.mark_taken()
     handle.finish()
     wait_until(handle.has_ended, "it ended")
-    assert not (tmp_path / "persister").exists()
+    assert not directory.exists()
 
 
 def test_a_store_that_hangs_costs_this_save_and_is_said(tmp_path: Path, store: PosixStore) -> None:

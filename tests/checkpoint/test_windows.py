@@ -18,6 +18,7 @@ from trainer_runtime.checkpoint.pieces import SavePlan
 from trainer_runtime.checkpoint.plan import Planner, build_plan
 from trainer_runtime.checkpoint.restore import open_checkpoint
 from trainer_runtime.checkpoint.stage import Stage
+from trainer_runtime.checkpoint.turns import Turns
 from trainer_runtime.checkpoint.windows import in_windows
 from trainer_runtime.contract.beat import Level
 from trainer_runtime.errors import SaveFailed
@@ -132,14 +133,14 @@ def test_memory_that_is_refused_leaves_a_rank_what_it_has(
         attempt.saved(4, [weights(4.0)])
 
 
-def test_ranks_of_one_pod_share_the_memory(little: Limit) -> None:
-    snapshot = weights(1.0)
+def test_ranks_of_one_pod_share_the_memory(little: Limit, tmp_path: Path) -> None:
     little(3 * memory.RESERVE_BYTES + 4 * WINDOW)
-    whole = sum(leaf.tensor.nbytes for leaf in snapshot.leaves)
-    assert Stage(4).room_for(1 << 40, WINDOW) == WINDOW
-    assert Stage(4).room_for(whole, WINDOW) == whole
-    with pytest.raises(SaveFailed, match="for 5 ranks"):
-        Stage(5).room_for(1 << 40, WINDOW)
+    stage = Stage(Turns(4, str(tmp_path)))
+    assert stage.room_for(1 << 40, WINDOW) == WINDOW
+    assert stage.room_for(2 * WINDOW, WINDOW) == WINDOW, "all of it would fit, if it were this rank's alone"
+    assert stage.room_for(WINDOW // 2, 0) == WINDOW // 2
+    with pytest.raises(SaveFailed, match=r"leaves 256 MiB to each process; available are 1,025 MiB for 5 of 5 ranks"):
+        Stage(Turns(5, str(tmp_path))).room_for(1 << 40, WINDOW)
 
 
 def test_memory_that_came_free_is_used_by_the_save_after_a_refused_one(store: PosixStore, little: Limit) -> None:

@@ -113,9 +113,10 @@ def attempt_on(
     deadline_seconds: float = 30.0,
     on_record: Callable[[CheckpointRecord], None] | None = None,
     local: Path | None = None,
+    ranks_here: int = 1,
     **opening: Any,
 ) -> Iterator[Attempt]:
-    """Open the run and give every rank its engine."""
+    """Open the run and give every rank its engine. ``ranks_here``: among how many ranks each thinks that it shares its memory."""
     opened = open_world([store] * ranks, **opening)
     exchange = LocalExchange()
     records: list[list[CheckpointRecord]] = [[] for _ in range(ranks)]
@@ -139,6 +140,7 @@ def attempt_on(
                 on_record=listener(rank),
                 parents=opened[rank].parents,
                 software={"torch": torch.__version__},
+                ranks_here=ranks_here,
             )
 
         engines = [job.result() for job in [pool.submit(engine_of, rank) for rank in range(ranks)]]

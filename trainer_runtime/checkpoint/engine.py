@@ -22,6 +22,7 @@ from trainer_runtime.checkpoint.names import find_owner, rank_prefix
 from trainer_runtime.checkpoint.pieces import SavePlan
 from trainer_runtime.checkpoint.plan import Planner
 from trainer_runtime.checkpoint.stage import Stage
+from trainer_runtime.checkpoint.turns import Turns
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import ContractError, dumps, loads
 from trainer_runtime.contract.manifest import FollowedStep, ObjectEntry, Parent, SnapshotFile
@@ -49,6 +50,10 @@ class SaveResult:
 
 class Persisting(Protocol):
     """What becomes of a sealed stage; `checkpoint.persister.link.Link` behind `joining.Joined`."""
+
+    @property
+    def directory(self) -> str:
+        """A directory that the ranks which share this one's memory know, and no others."""
 
     def prepare(self, part: Part, generation_bytes: int, generations: int, descriptor: int) -> None:
         """Say what the next saves consist of, and lend the arena."""
@@ -89,8 +94,6 @@ class Engine:
         self._parents = parents
         self._snapshots = snapshots or {}
         self._software = software or {}
-        self._stage = Stage(ranks_here)
-        self._planner = Planner(writer.rank, writer.world_size, stored, self._stage.room_for)
         self._changed = threading.Condition()
         self._in_flight: int | None = None
         self._began_at = 0.0
@@ -101,6 +104,8 @@ class Engine:
         self._tries = (-1, 0)
         self._closed = False
         self._persisting = join(self._recorded, self._ended)
+        self._stage = Stage(Turns(ranks_here, self._persisting.directory, writer.rank))
+        self._planner = Planner(writer.rank, writer.world_size, stored, self._stage.room_for)
 
     @property
     def busy(self) -> bool:

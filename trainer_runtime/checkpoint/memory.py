@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from trainer_runtime.errors import SaveFailed
 
@@ -14,30 +14,40 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 _MEMINFO: Final = Path("/proc/meminfo")
 
 
-def require_memory(wanted: int, purpose: str) -> None:
-    """Raises SaveFailed, with the numbers, when ``wanted`` bytes would not leave RESERVE_BYTES of what is available."""
-    available = available_bytes()
-    if not fits_memory(wanted, available):
-        raise _too_little(f"{purpose} needs {mib(wanted)} of host memory", f"available are {mib(available)}")
+class Among(NamedTuple):
+    """Those who share what is available: ``ranks`` processes, of which ``waiting`` have not taken their part yet."""
+
+    ranks: int
+    waiting: int
 
 
-def require_share(wanted: int, least: int, processes: int, purpose: str) -> int:
-    """Return how many of ``wanted`` bytes can be had at a time: all of them, or else a share of what is available that leaves as much, and
-    RESERVE_BYTES, to each of the ``processes`` that want the same memory. Raises SaveFailed, with numbers, when that is below ``least``."""
+ALONE: Final = Among(1, 1)
+
+
+def require_memory(wanted: int, purpose: str, among: Among = ALONE) -> None:
+    """Raises SaveFailed, with the numbers, when ``wanted`` bytes are more than this process's share; see `require_share`."""
+    require_share(wanted, wanted, purpose, among)
+
+
+def require_share(wanted: int, least: int, purpose: str, among: Among = ALONE) -> int:
+    """Return how many of ``wanted`` bytes can be had at a time: all of them, or else a share of what is available that leaves as much to
+    each of the others that wait, and RESERVE_BYTES to every process. Raises SaveFailed, with numbers, when that is below ``least``."""
     available = available_bytes()
-    if fits_memory(wanted, available):
-        return wanted
-    share = available // processes - RESERVE_BYTES
+    share = _share(available, among)
     if share < least:
         needed = f"{purpose} needs {mib(wanted)} of host memory" + (f", or {mib(least)} at a time," if least < wanted else "")
-        among = f", for {processes} ranks" if processes > 1 else ""
-        raise _too_little(needed, f"available are {mib(available)}{among}")
-    return share
+        left = f"leaves {mib(RESERVE_BYTES)} to {'the process' if among.ranks == 1 else 'each process'}"
+        divided = f" for {among.waiting} of {among.ranks} ranks" if among.ranks > 1 else ""
+        raise SaveFailed(
+            f"{needed} and {left}; available are {mib(available)}{divided} "
+            "(the smaller of MemAvailable and the container's memory limit less its use)"
+        )
+    return min(wanted, share)
 
 
-def fits_memory(wanted: int, available: int | None = None) -> bool:
-    """Say whether ``wanted`` bytes leave RESERVE_BYTES of what is available."""
-    return wanted + RESERVE_BYTES <= (available_bytes() if available is None else available)
+def fits_memory(wanted: int, among: Among = ALONE) -> bool:
+    """Say whether ``wanted`` bytes are no more than this process's share."""
+    return wanted <= _share(available_bytes(), among)
 
 
 def available_bytes(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
@@ -69,11 +79,8 @@ def _cgroup_available(directory: Path, limit_name: str, usage_name: str, reclaim
     return max(0, int(limit) - usage + reclaimable)
 
 
-def _too_little(needed: str, found: str) -> SaveFailed:
-    return SaveFailed(
-        f"{needed} and leaves {mib(RESERVE_BYTES)} to the process; "
-        f"{found} (the smaller of MemAvailable and the container's memory limit less its use)"
-    )
+def _share(available: int, among: Among) -> int:
+    return (available - among.ranks * RESERVE_BYTES) // among.waiting
 
 
 def mib(size: int) -> str:

@@ -17,13 +17,14 @@ from typing import Final, NamedTuple
 
 import torch
 
-from trainer_runtime.checkpoint.arena import Arena, create_arena
+from trainer_runtime.checkpoint.arena import Arena, take_memory, touch_arena
 from trainer_runtime.checkpoint.device import DeviceCopier, Pending, Transfer
 from trainer_runtime.checkpoint.dtypes import DTYPES
 from trainer_runtime.checkpoint.image import page_multiple
 from trainer_runtime.checkpoint.memory import fits_memory, mib, require_memory, require_share
 from trainer_runtime.checkpoint.pieces import FilePlan, Piece, SavePlan
 from trainer_runtime.checkpoint.scatter import Scattered
+from trainer_runtime.checkpoint.turns import Turns
 from trainer_runtime.errors import ConfigurationError, SaveFailed
 from trainer_runtime.state.leaves import Leaf
 
@@ -88,10 +89,11 @@ class Filled(NamedTuple):
 
 
 class Stage:
-    """The arena, and how to fill it. ``ranks_here``: how many ranks share this machine's memory or this container's limit."""
+    """The arena, and how to fill it. ``turns``: this rank's place among those that share this machine's memory or this container's limit;
+    None: it has no others."""
 
-    def __init__(self, ranks_here: int = 1) -> None:
-        self._ranks_here = ranks_here
+    def __init__(self, turns: Turns | None = None) -> None:
+        self._turns = turns or Turns()
         self._arena: Arena | None = None
         self._plan: SavePlan | None = None
         self._windows: tuple[_Window, ...] = ()
@@ -111,7 +113,8 @@ class Stage:
         if has >= wanted:
             return wanted
         try:
-            return max(has, require_share(wanted, least, self._ranks_here, PURPOSE))
+            with self._turns.turn() as among:
+                return max(has, require_share(wanted, least, PURPOSE, among))
         except SaveFailed:
             if has < least:
                 raise
@@ -207,16 +210,19 @@ class Stage:
     def _replace_arena(self, size: int, windows: int) -> None:
         """Take another arena. The present one stays when that cannot be: the persister holds it too, so nothing came free without it."""
         generations = GENERATIONS
-        if windows > 1:
-            generations = 1
-            require_memory(size, f"{PURPOSE} in {windows} windows")
-        elif not fits_memory(size * generations):
-            generations = 1
-            require_memory(size, PURPOSE)
-            log.warning(
-                "host memory has room for one copy of a checkpoint, not two: the last one staged is not kept while the next is filled"
-            )
-        self._arena = create_arena(size, generations)
+        with self._turns.turn() as among:
+            if windows > 1:
+                generations = 1
+                require_memory(size, f"{PURPOSE} in {windows} windows", among)
+            elif not fits_memory(size * generations, among):
+                generations = 1
+                require_memory(size, PURPOSE, among)
+                log.warning(
+                    "host memory has room for one copy of a checkpoint, not two: the last one staged is not kept while the next is filled"
+                )
+            taken = take_memory(size * generations)
+            self._turns.mark_taken()
+        self._arena = touch_arena(taken, size, generations)
         self._device = None
         self._next = 0
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from trainer_runtime.checkpoint.persister.messages import Hello
 from trainer_runtime.checkpoint.persister.server import Server
+from trainer_runtime.checkpoint.turns import MARK_PREFIX
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import dumps
 from trainer_runtime.store.open import open_store
@@ -75,8 +76,10 @@ def _wait_for_starter() -> None:
 
 
 def _remove(path: Path) -> None:
-    """Take the socket away, and its directory if that was made for it alone and rtj-run was killed before it could."""
-    path.unlink(missing_ok=True)
+    """Take the socket and the ranks' marks away, and their directory if that was made for them alone and rtj-run was killed before it
+    could."""
+    for left in (path, *path.parent.glob(f"{MARK_PREFIX}*")):
+        left.unlink(missing_ok=True)
     try:
         path.parent.rmdir()
     except OSError as error:

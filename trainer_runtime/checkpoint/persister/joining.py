@@ -66,10 +66,11 @@ class OwnPersister:
 
 @dataclass(frozen=True)
 class Joined:
-    """A rank's link to its persister, and the process behind it where this rank started that."""
+    """A rank's link to its persister, and the process behind it where this rank started that. ``directory``: the persister's."""
 
     link: Link
     own: OwnPersister | None
+    directory: str
 
     def prepare(self, part: Part, generation_bytes: int, generations: int, descriptor: int) -> None:
         """As `Link.prepare`."""
@@ -121,4 +122,4 @@ def join(
     link = Link(reach, hello, on_record, on_ended)
     if hello.exchange is not None and writer.rank == 0:
         exchange.put("persister/exchange", pack_value([hello.exchange.host, link.exchange_port, hello.exchange.token]))
-    return Joined(link, own)
+    return Joined(link, own, os.path.dirname(path))
