@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.world import RUN, attempt_on, state, writer
+from trainer_runtime.channel.server import Server
 from trainer_runtime.checkpoint.inventory import list_committed
-from trainer_runtime.contract.assignment import Keep
+from trainer_runtime.contract.assignment import Assignment, Keep
 from trainer_runtime.contract.beat import Level, RecordKey
+from trainer_runtime.contract.codec import dumps
+from trainer_runtime.contract.environment import ASSIGNMENT, CHANNEL
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import StoreUnavailable
 from trainer_runtime.loop.housekeeping import Housekeeper
@@ -71,6 +75,37 @@ def test_the_trash_is_emptied_also_when_nobody_can_say_what_may_be_deleted(tmp_p
         broom.close()
     assert "another-run/fences/00000001: this fence cannot be read" in caplog.text
     assert not old.exists()
+
+
+@pytest.fixture
+def with_operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
+    """A reporter of an attempt that an operator gave, over the channel of an rtj-run that answers nothing."""
+    server = Server(lambda _event: None)
+    given = Assignment(1, worker_index=0, workers=1, procs_per_worker=1, master_addr="127.0.0.1", master_port=1, run_id="r")
+    monkeypatch.setenv(CHANNEL, server.path)
+    monkeypatch.setenv(ASSIGNMENT, dumps(given))
+    reporter = Reporter(resolve(store=server.path))
+    yield reporter
+    reporter.close()
+    server.close()
+
+
+def test_with_an_operator_that_grants_nothing_the_trash_and_dead_saves_go_all_the_same(tmp_path: Path, with_operator: Reporter) -> None:
+    assert with_operator.has_operator
+    store = PosixStore(tmp_path)
+    with attempt_on(store, attempt=3) as attempt:
+        for step in (1, 2, 3):
+            attempt.saved(step, [state(float(step))])
+        trashed, dead = store._root / RUN / "trash" / "old", store._root / RUN / "tmp" / str(StepName(4, 2))
+        for old in (trashed, dead):
+            old.mkdir(parents=True)
+            os.utime(old, (0, 0))
+        broom = Housekeeper(store, RUN, attempt.opened[0].writer, Keep(last=1), None, with_operator)
+        broom.tidy()
+        broom.close()
+    assert not trashed.exists()
+    assert not dead.exists()
+    assert list_committed(store, RUN) == tuple(StepName(step, 3) for step in (1, 2, 3)), "nothing was granted"
 
 
 def test_what_is_in_use_is_not_deleted(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Rank 0's broom: after each verified save it looks what retention lets go, in a thread of its own.
 
-Without an operator it deletes that. With one it only proposes, and deletes what is granted. It never stops training: what cannot be deleted
-now is proposed again after the next save.
+Without an operator it deletes that. With one it only proposes, and deletes what is granted. What is no checkpoint (old trash, what dead
+attempts left in flight) needs no grant and goes in either case. It never stops training: what cannot be deleted now is proposed again after
+the next save.
 """
 
 from __future__ import annotations
@@ -51,11 +52,10 @@ class Housekeeper:
     def tidy(self) -> None:
         """A checkpoint was verified: look what may go."""
         self._submit(self._tidy)
-        if not self._reporter.has_operator:
-            self._submit(self._sweep)
+        self._submit(self._sweep)
 
     def delete(self, keys: tuple[RecordKey, ...]) -> None:
-        """The operator granted these deletions."""
+        """The operator granted these deletions. Swept is again, for the files that nothing else names: no save may come after this."""
         names = tuple(StepName(key.step, key.attempt) for key in keys if key.run == self._run)
         if names:
             self._submit(lambda: self._delete(names))
