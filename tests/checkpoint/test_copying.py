@@ -67,6 +67,20 @@ def test_what_is_there_already_is_not_copied_again(store: PosixStore, archive: P
     assert blocks == []
 
 
+def test_reading_back_can_be_ended_too_and_is_made_up_for_by_the_next_copy(store: PosixStore, archive: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        record = attempt.saved(3, [state(3.0)])
+
+    def end_when_committed(_bytes: int) -> None:
+        if find_reference(archive, RUN, NAME) is not None:
+            raise SaveFailed("the run ended")
+
+    with pytest.raises(SaveFailed, match="the run ended"):
+        copy_checkpoint(store, reference_of(store, record), archive, 1, "ended", end_when_committed)
+    assert not is_verified(archive, replace(reference_of(store, record), store_uri=archive.uri))
+    assert is_verified(archive, copied(store, record, archive))
+
+
 def test_a_byte_that_is_damaged_at_the_source_is_not_copied(store: PosixStore, archive: PosixStore) -> None:
     with attempt_on(store) as attempt:
         record = attempt.saved(3, [state(3.0)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import CheckpointRecord, Level, Tier
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import StoreUnavailable
+from trainer_runtime.loop import archiving
 from trainer_runtime.loop.archiving import MAX_WAITING, Archivist
 from trainer_runtime.store.base import Store
 from trainer_runtime.store.posix import PosixStore
@@ -183,6 +186,39 @@ def test_retention_waits_for_copies_but_not_for_more_than_a_few(store: PosixStor
         porter.look()
         porter.close()
         assert not porter.waiting(read_held(store, RUN))
+
+
+class Endless(PosixStore):
+    """An archive that is read back for as long as the test likes."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.is_reading, self.may_go_on = threading.Event(), threading.Event()
+
+    def read_back(self, path: str, block: int) -> Iterator[memoryview]:
+        self.is_reading.set()
+        assert self.may_go_on.wait(60)
+        return super().read_back(path, block)
+
+
+def test_the_end_of_a_run_breaks_off_a_copy_that_is_being_read_back(
+    store: PosixStore, archive: PosixStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(store, 2)
+    endless = Endless(store_root(archive))
+    monkeypatch.setattr(archiving, "CLOSE_SECONDS", 0.0)
+    with archivist(store, Door(endless), 2) as (porter, records):
+        porter.look()
+        assert endless.is_reading.wait(60)
+        porter.close()
+        endless.may_go_on.set()
+        wait(porter._looks, timeout=60)
+    assert records == []
+    assert "the run ended before the copy did" in caplog.text
+    with archivist(store, Door(archive), 2) as (porter, records):
+        porter.look()
+        wait(porter._looks, timeout=60)
+    assert [record.step for record in records] == [2], "the next attempt proves what is there"
 
 
 class Slow(PosixStore):

@@ -30,7 +30,8 @@ def copy_checkpoint(
     """Copy a checkpoint with all it needs, verify the copy, and return its reference. One that is there already is verified, not copied.
 
     ``attempt`` is the copier's: by it `remove_leftovers` tells what nobody works on any more. ``by`` goes into the verified mark.
-    ``on_block`` is told the bytes of each block before it is written, and may raise to end the copy: then nothing of it stays.
+    ``on_block`` is told the bytes of each block before it is written, and again when it was read back, then from several threads. It may
+    raise to end the copy: of one that was not committed nothing stays, one that was stays unverified, for the next call to verify.
 
     Raises CheckpointDamaged when either side is not what the manifest says, StoreUnavailable, and SaveFailed when the target holds another
     checkpoint under this name, or the source lost this one meanwhile.
@@ -49,7 +50,7 @@ def copy_checkpoint(
         raise SaveFailed(f"{copy.uri} holds another checkpoint: manifest {there.manifest_sha256}, not {copy.manifest_sha256}")
     if not is_verified(target, copy):
         for index in read_documents(target, copy).indexes:
-            verify_files(target, copy, index, proven)
+            verify_files(target, copy, index, proven, on_block)
         mark_verified(target, copy, time.time(), by)
     return copy
 
