@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from trainer_runtime.contract.codec import dumps
 from trainer_runtime.contract.environment import ASSIGNMENT, CHANNEL
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import StoreUnavailable
+from trainer_runtime.loop import housekeeping
 from trainer_runtime.loop.housekeeping import Housekeeper
 from trainer_runtime.loop.reporter import Reporter
 from trainer_runtime.settings import resolve
@@ -106,6 +109,54 @@ def test_with_an_operator_that_grants_nothing_the_trash_and_dead_saves_go_all_th
     assert not trashed.exists()
     assert not dead.exists()
     assert list_committed(store, RUN) == tuple(StepName(step, 3) for step in (1, 2, 3)), "nothing was granted"
+
+
+class Endless(PosixStore):
+    """A store in which taking the first thing away lasts for as long as the test likes."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.is_taking, self.may_go_on = threading.Event(), threading.Event()
+
+    def move(self, source: str, target: str) -> None:
+        self._wait()
+        super().move(source, target)
+
+    def remove(self, path: str) -> None:
+        self._wait()
+        super().remove(path)
+
+    def _wait(self) -> None:
+        self.is_taking.set()
+        assert self.may_go_on.wait(60)
+
+
+@pytest.mark.parametrize("what", ["deletions", "the trash"])
+def test_the_end_of_a_run_breaks_off_what_takes_long_and_leaves_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    store = PosixStore(tmp_path)
+    monkeypatch.setattr(housekeeping, "CLOSE_SECONDS", 0.0)
+    with attempt_on(store) as attempt:
+        for step in (1, 2, 3):
+            attempt.saved(step, [state(float(step))])
+        for name in ("a", "b", "c"):
+            old = tmp_path / RUN / "trash" / name
+            old.mkdir(parents=True)
+            os.utime(old, (0, 0))
+        endless = Endless(tmp_path)
+        keep = Keep(last=1) if what == "deletions" else Keep()
+        broom = Housekeeper(endless, RUN, attempt.opened[0].writer, keep, None, Reporter(resolve({}, store=tmp_path)))
+        broom.tidy()
+        assert endless.is_taking.wait(60)
+        broom.close()
+        endless.may_go_on.set()
+        wait(broom._pending, timeout=60)
+    left = (StepName(2, 1), StepName(3, 1)) if what == "deletions" else (StepName(1, 1), StepName(2, 1), StepName(3, 1))
+    assert list_committed(store, RUN) == left
+    old_trash = {"a", "b", "c"} & set(store.list(f"{RUN}/trash"))
+    assert len(old_trash) == (3 if what == "deletions" else 2)
+    assert "the run ended" in caplog.text
 
 
 def test_what_is_in_use_is_not_deleted(tmp_path: Path) -> None:

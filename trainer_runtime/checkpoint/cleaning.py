@@ -2,16 +2,17 @@
 
 Only rank 0 of the attempt that owns the run deletes, and it asks the fences again before every single one. In a cluster it deletes what the
 operator granted; on its own it deletes what retention proposes. Others act meanwhile, on the store or by hand: so each thing is looked at
-right before it goes, one that vanished is done, and one that cannot be taken away keeps none of the others.
+right before it goes, one that vanished is done, and one that cannot be taken away keeps none of the others. The caller may end it between
+two things: the next call finds what is left.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.documents import find_reference, read_documents
@@ -29,6 +30,8 @@ TRASH_SECONDS: Final = 24 * 3600.0
 """How long what was deleted can still be taken back by hand."""
 
 log = logging.getLogger("trainer_runtime")
+
+T = TypeVar("T")
 
 
 def propose_deletions(
@@ -75,9 +78,13 @@ def find_sources(store: Store, run: str) -> frozenset[StepName]:
     )
 
 
-def delete_checkpoints(store: Store, run: str, writer: Writer, names: Collection[StepName]) -> None:
+def _never() -> bool:
+    return False
+
+
+def delete_checkpoints(store: Store, run: str, writer: Writer, names: Collection[StepName], is_ended: Callable[[], bool] = _never) -> None:
     """Move checkpoints to the trash. What is gone already is done: a grant may come twice. What another run began from stays: a grant may
-    have waited for long.
+    have waited for long. ``is_ended`` is asked before each one; True: the others stay.
 
     Raises Fenced when this attempt does not own the run: then nothing more is deleted. Raises the first error about a checkpoint that could
     not be moved when the others were.
@@ -85,8 +92,8 @@ def delete_checkpoints(store: Store, run: str, writer: Writer, names: Collection
     if not names:
         return
     sources = find_sources(store, run)
-    cleaning = _OneByOne(store, run, writer)
-    for name in names:
+    cleaning = _OneByOne(store, run, writer, is_ended)
+    for name in cleaning.each(names):
         if name in sources:
             log.warning("step %d of attempt %d is not deleted: another run of this store began from it", name.step, name.attempt)
             continue
@@ -103,28 +110,28 @@ def delete_checkpoints(store: Store, run: str, writer: Writer, names: Collection
     cleaning.raise_first()
 
 
-def sweep(store: Store, run: str, writer: Writer, now: float) -> None:
+def sweep(store: Store, run: str, writer: Writer, now: float, is_ended: Callable[[], bool] = _never) -> None:
     """Empty the trash of what is older than 24 h, and trash what older attempts left in flight, what a deletion left half done, and frozen
-    files that no checkpoint names any more.
+    files that no checkpoint names any more. ``is_ended`` is asked before each thing; True: the others stay.
 
     Raises Fenced when this attempt does not own the run. Raises the first error about a thing that could not be taken away when the others
     were. ``now``: Unix seconds.
     """
-    cleaning = _OneByOne(store, run, writer)
+    cleaning = _OneByOne(store, run, writer, is_ended)
     cleaning.require_ownership()
-    for name in store.list(f"{run}/{TRASH}"):
+    for name in cleaning.each(store.list(f"{run}/{TRASH}")):
         with cleaning.one():
             if now - store.modified_at(f"{run}/{TRASH}/{name}") >= TRASH_SECONDS:
                 cleaning.require_ownership()
                 store.remove(f"{run}/{TRASH}/{name}")
-    for name in store.list(f"{run}/{TMP}"):
+    for name in cleaning.each(store.list(f"{run}/{TMP}")):
         staged = StepName.parse(name.partition(".")[0])
         left_behind = staged is None or staged.attempt < writer.attempt
         with cleaning.one():
             if left_behind and now - store.modified_at(f"{run}/{TMP}/{name}") >= ABANDONED_SECONDS:
                 cleaning.require_ownership()
                 store.move(f"{run}/{TMP}/{name}", f"{_grave(run, name)}/staging")
-    for name in store.list(f"{run}/{STEPS}"):
+    for name in cleaning.each(store.list(f"{run}/{STEPS}")):
         # asked after the list: a save may commit at any moment, and what is a checkpoint by then was none in an older list
         step = StepName.parse(name)
         with cleaning.one():
@@ -133,9 +140,9 @@ def sweep(store: Store, run: str, writer: Writer, now: float) -> None:
                 store.move(f"{run}/{STEPS}/{name}", f"{_grave(run, name)}/checkpoint")
     named = _NamedFrozen(store, run)
     # asked for their age, because the first save that names a file is in flight after the file is there
-    files = [f"{FROZEN}/{name}" for name in store.list(f"{run}/{FROZEN}")]
+    files = [] if is_ended() else [f"{FROZEN}/{name}" for name in store.list(f"{run}/{FROZEN}")]
     old = [path for path in files if _is_old(store, f"{run}/{path}", now)]
-    for path in named.free_of(old):
+    for path in cleaning.each(named.free_of(old)):
         with cleaning.one():
             cleaning.require_ownership()
             if named.is_free(path):
@@ -184,9 +191,16 @@ class _NamedFrozen:
 class _OneByOne:
     """Takes things away one by one, so that one that cannot be taken away keeps none of the others."""
 
-    def __init__(self, store: Store, run: str, writer: Writer) -> None:
-        self._store, self._run, self._writer = store, run, writer
+    def __init__(self, store: Store, run: str, writer: Writer, is_ended: Callable[[], bool]) -> None:
+        self._store, self._run, self._writer, self._is_ended = store, run, writer, is_ended
         self._first: StoreUnavailable | AlreadyInStore | None = None
+
+    def each(self, things: Iterable[T]) -> Iterator[T]:
+        """Yield one thing after the other until there is none left, or the caller wants an end."""
+        for thing in things:
+            if self._is_ended():
+                return
+            yield thing
 
     @contextmanager
     def one(self) -> Iterator[None]:

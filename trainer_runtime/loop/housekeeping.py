@@ -8,6 +8,7 @@ the next save.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,7 +25,7 @@ from trainer_runtime.loop.reporter import Reporter
 from trainer_runtime.store.base import Store
 
 CLOSE_SECONDS: Final = 30.0
-"""How long the end of a run waits for deletions; what is left is proposed by the next attempt."""
+"""How long the end of a run waits for deletions; what is left, the next attempt finds."""
 
 log = logging.getLogger("trainer_runtime")
 
@@ -48,6 +49,7 @@ class Housekeeper:
         self._resume = frozenset() if resume is None else frozenset({StepName(resume.step, resume.attempt)})
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rtj-clean") if writer.rank == 0 else None
         self._pending: set[Future[None]] = set()
+        self._ended = threading.Event()
 
     def tidy(self) -> None:
         """A checkpoint was verified: look what may go."""
@@ -62,10 +64,13 @@ class Housekeeper:
             self._submit(self._sweep)
 
     def close(self) -> None:
-        """Let what was begun finish."""
+        """Let what was begun finish within CLOSE_SECONDS, then break it off: the process cannot end before its threads do."""
         if self._thread is not None:
-            wait(self._pending, timeout=CLOSE_SECONDS)
+            unfinished = wait(self._pending, timeout=CLOSE_SECONDS).not_done
+            self._ended.set()
             self._thread.shutdown(wait=False, cancel_futures=True)
+            if unfinished:
+                log.warning("deleting old checkpoints: the run ended before that was done; the next attempt of the run finds what is left")
 
     def _submit(self, act: Callable[[], None]) -> None:
         if self._thread is not None:
@@ -89,8 +94,8 @@ class Housekeeper:
             self._delete(names)
 
     def _delete(self, names: tuple[StepName, ...]) -> None:
-        delete_checkpoints(self._store, self._run, self._writer, names)
+        delete_checkpoints(self._store, self._run, self._writer, names, self._ended.is_set)
 
     def _sweep(self) -> None:
         """Submitted for itself: a checkpoint that cannot be deleted must not keep what lies in the trash."""
-        sweep(self._store, self._run, self._writer, time.time())
+        sweep(self._store, self._run, self._writer, time.time(), self._ended.is_set)
