@@ -20,7 +20,7 @@ from trainer_runtime.channel.messages import Ending
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord, Phase
 from trainer_runtime.contract.exit_report import Outcome
-from trainer_runtime.errors import ConfigurationError, SaveFailed
+from trainer_runtime.errors import ConfigurationError, RuntimeProblem
 from trainer_runtime.loop.conductor import Conductor
 from trainer_runtime.loop.ending import at_exit, exit_on_problem, on_uncaught, say
 from trainer_runtime.loop.notes import Notes
@@ -189,23 +189,22 @@ class Run:
 
     def close(self) -> None:
         """End the run: let a save in flight finish, wait for the other ranks, say that training is done if its loop was. Called again it
-        does nothing. Raises SaveFailed when that save was abandoned."""
+        does nothing. Raises SaveFailed when that save was abandoned; ends the process as superseded when a newer attempt owns the run."""
         if self._closed:
             return
         self._closed = True
         try:
-            self._saver.close(ABORT_SECONDS if self._failed else WAIT_SECONDS)
-        except SaveFailed as error:
-            if not self._failed:
-                raise
-            log.warning("%s", error)  # what ends this process is the training's own error
-        self._parts.housekeeper.close()
-        self._parts.archivist.close()
-        if self._finished and not self._failed:
-            self._reporter.ending(Ending(self._parts.settings.rank, Outcome.DONE))
-        elif not self._failed and not self._saver.is_verified(self.global_step):
-            log.warning("the loop was left after step %d, which is not saved; run.save() between turns saves it", self.global_step)
-        self._reporter.close()
+            try:
+                self._close_saver()
+            finally:
+                self._parts.housekeeper.close()
+                self._parts.archivist.close()
+            if self._finished and not self._failed:
+                self._reporter.ending(Ending(self._parts.settings.rank, Outcome.DONE))
+            elif not self._failed and not self._saver.is_verified(self.global_step):
+                log.warning("the loop was left after step %d, which is not saved; run.save() between turns saves it", self.global_step)
+        finally:
+            self._reporter.close()
 
     def __enter__(self) -> Run:
         return self
@@ -320,9 +319,20 @@ class Run:
             self._failed = True
             raise
 
+    def _close_saver(self) -> None:
+        with self._exits():
+            try:
+                self._saver.close(ABORT_SECONDS if self._failed else WAIT_SECONDS)
+            except RuntimeProblem as error:
+                if not self._failed:
+                    raise
+                log.warning("%s", error)  # what ends this process is the training's own error
+
     def _close_at_exit(self) -> None:
         try:
             self.close()
+        except SystemExit as ended:  # it is said already; but the interpreter ignores this here, too
+            os._exit(ended.code if isinstance(ended.code, int) else 1)
         except Exception:  # the interpreter ignores what is raised here, but a failed save must never end in exit code 0
             say(traceback.format_exc())
             os._exit(1)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.runtime.training import Training, steps_in
 from trainer_runtime.contract.assignment import Assignment
 from trainer_runtime.contract.codec import dumps, loads
 from trainer_runtime.contract.manifest import Manifest
-from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Refused, SaveFailed, StoreUnavailable
+from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Fenced, Refused, SaveFailed, StoreUnavailable
 
 
 def test_a_second_process_goes_on_where_the_first_one_ended(store: Path) -> None:
@@ -301,6 +302,65 @@ def test_a_save_in_flight_when_the_loop_is_left_is_finished_before_the_process_e
     assert ended.returncode == 0, ended.stderr
     assert steps_in(tmp_path / "store") == [7]
     assert json.loads(next((tmp_path / "store/default/steps").glob("*/verified.json")).read_text())["level"]
+
+
+def workers_of(names: tuple[str, ...]) -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith(names)}
+
+
+def test_a_run_whose_last_save_fails_ends_its_other_threads_too(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    names = ("rtj-clean", "rtj-archive")
+    earlier = workers_of(names)
+    training = Training(store, archive=tmp_path / "archive", archive_every_steps=1)
+    training.run.save(block=True)
+    started = workers_of(names) - earlier
+    assert len(started) == 2
+    (store / "default" / "fences" / "00000001").unlink()
+    for (x,) in training.run.steps(max_steps=2):
+        training.learn(x)
+        break
+    training.run.save()
+    with pytest.raises(SaveFailed):
+        training.run.close()
+    for thread in started:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def let_another_attempt_begin(store: Path) -> None:
+    fences = store / "default" / "fences"
+    (fences / "00000002").write_text(json.dumps({**json.loads((fences / "00000001").read_text()), "attempt": 2, "job_uid": "another"}))
+
+
+def test_a_run_that_is_superseded_during_its_last_save_is_closed_as_such(store: Path) -> None:
+    training = Training(store)
+    let_another_attempt_begin(store)
+    training.run.save()
+    with pytest.raises(SystemExit) as problem:
+        training.run.close()
+    assert exit_of(problem) == (79, Fenced)
+
+
+SUPERSEDED = """
+import logging
+from tests.runtime.test_run import let_another_attempt_begin
+logging.basicConfig()
+let_another_attempt_begin(Path("store"))
+training.run.save()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "code", "said"),
+    [("", 79, "rtj: rank 0: fenced: "), ("raise ValueError('boom')", 1, "ValueError: boom")],
+    ids=["the script ends", "the script's own error comes first"],
+)
+def test_a_process_that_is_superseded_during_its_last_save_ends_as_such(tmp_path: Path, then: str, code: int, said: str) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(at_step_7="break") + SUPERSEDED + then)
+    ended = run_script(tmp_path / "script.py", cwd=tmp_path)
+    assert (ended.returncode, said in ended.stderr) == (code, True), ended.stderr
+    assert "owned by attempt 2" in ended.stderr
 
 
 LAST_ACTS = {

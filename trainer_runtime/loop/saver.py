@@ -143,11 +143,16 @@ class Saver:
         return idle
 
     def close(self, seconds: float) -> None:
-        """Wait for the save in flight and end the writer. Raises SaveFailed when that save does not end in time, or failed."""
+        """Wait for the save in flight and end the writer.
+
+        Raises SaveFailed when that save does not end in time, or failed, and what `collect` raises."""
         was_busy = self._engine.busy
-        if not self.wait_until_idle(seconds):
-            raise SaveFailed(f"a save was still in flight after {seconds:.0f} s and is abandoned")
-        self._engine.close(seconds)
+        try:
+            if not self.wait_until_idle(seconds):
+                raise SaveFailed(f"a save was still in flight after {seconds:.0f} s and is abandoned")
+        finally:
+            if not self._engine.busy:
+                self._engine.close(seconds)
         if was_busy and self.last_error is not None:
             raise SaveFailed(f"the save that was in flight at the end was abandoned: {self.last_error}") from self.last_error
 
