@@ -53,6 +53,8 @@ class Run:
         replay = parts.settings.replay
         self._notes = None if replay is None else Notes(Path(replay.notes), parts.settings.rank)
         self._rng = parts.start.rng
+        self._was_iterating = bool(parts.start.run_state.get("iterating", False))
+        """An iterator existed when the checkpoint was saved, and none was made here yet."""
         self._iterator: Iterator[Any] | None = None
         self._in_turn = False
         self._was_left = False
@@ -166,6 +168,8 @@ class Run:
             self._settle_left_turn()
         self._conductor.call_save((tag,) if tag else (), block)
         if not self._in_turn:
+            if self._rng is not None:  # saved are the checkpoint's; they are put back again at their time, as something may draw until then
+                self._state.restore_rng(self._rng)
             with self._exits():
                 self._conductor.save_now(self.global_step, self._run_state())
 
@@ -253,7 +257,7 @@ class Run:
         self._fetched = 0
         self._reporter.step_began()
         self._conductor.before_step()
-        if self._iterator is None and self._rng is not None and not self._parts.start.run_state.get("iterating", False):
+        if self._iterator is None and not self._was_iterating:
             self._restore_rng()
 
     def _fetch(self, epochs: int | None) -> Any:
@@ -262,6 +266,7 @@ class Run:
         while epochs is None or data.epoch < epochs:
             if self._iterator is None:
                 self._iterator = data.iterate()
+                self._was_iterating = False
                 self._restore_rng()  # after the iterator exists, whose making draws numbers, and before the first fetch
             batch = next(self._iterator, _NO_MORE)
             if batch is not _NO_MORE:
@@ -286,6 +291,7 @@ class Run:
         """The step boundary."""
         if self._iterator is None:
             self._restore_rng()
+            self._was_iterating = False
         for _ in range(self._fetched):
             self._state.data.advance()
         self.global_step += 1
@@ -303,7 +309,7 @@ class Run:
         self._progress(Phase.TRAIN, self._turns == 1)
 
     def _run_state(self) -> dict[str, Any]:
-        return {"iterating": self._iterator is not None}
+        return {"iterating": self._iterator is not None or self._was_iterating}
 
     def _fail(self, error: BaseException) -> None:
         self._failed = True
