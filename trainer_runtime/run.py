@@ -159,7 +159,9 @@ class Run:
     def save(self, tag: str | None = None, block: bool = False) -> None:
         """Save at the end of this turn, or at once between turns. Every rank calls it. A tagged checkpoint is never deleted.
 
-        ``tag``: text. ``block``: come back when it is verified; raises SaveFailed otherwise.
+        ``tag``: text. ``block``: come back when it is verified; raises SaveFailed otherwise. Ends the process as bad configuration between
+        turns for a tag of a step that this attempt has saved already, periodically or at the end of a loop: its tags never change. Within
+        the turn whose end is that step no tag comes too late.
         """
         with self._exits():
             if tag is not None and not isinstance(tag, str):
@@ -203,6 +205,8 @@ class Run:
             finally:
                 self._parts.housekeeper.close()
                 self._parts.archivist.close()
+            if self._conductor.is_save_called and not self._failed:
+                log.warning("run.save() was called in a turn that was left, and no other turn ended since: nothing was saved for it")
             if self._finished and not self._failed:
                 self._reporter.ending(Ending(self._parts.settings.rank, Outcome.DONE))
             elif not self._failed and not self._saver.is_verified(self.global_step):

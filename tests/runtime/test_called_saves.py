@@ -1,10 +1,109 @@
-"""A save between turns is of what training goes on with, whenever that is."""
+"""What run.save() asks for is done, tags and all, or it is said why not; it is never dropped in silence."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
+import pytest
+
+from tests.runtime.endings import exit_of
 from tests.runtime.training import Training, steps_in
+from trainer_runtime.contract.codec import loads
+from trainer_runtime.contract.manifest import Manifest
+from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.loop import ending
+
+
+def manifests_in(store: Path, run: str = "default") -> dict[tuple[int, int], Manifest]:
+    """The manifests of a run by step and attempt."""
+    found = [loads(Manifest, path.read_bytes()) for path in sorted((store / run / "steps").glob("*/manifest.json"))]
+    return {(manifest.step, manifest.attempt): manifest for manifest in found}
+
+
+def tags_in(store: Path) -> dict[tuple[int, int], tuple[str, ...]]:
+    return {name: manifest.tags for name, manifest in manifests_in(store).items()}
+
+
+def test_the_save_of_a_preempted_run_has_the_tag_that_was_asked_for_in_its_last_turn(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending._SIGTERM, "at", None)
+    training = Training(store)
+    with pytest.raises(SystemExit) as problem:
+        for (x,) in training.run.steps(max_steps=9):
+            training.learn(x)
+            if training.run.global_step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if training.run.global_step == 3:
+                training.run.save(tag="stage-end")
+    training.run.close()
+    assert problem.value.code == 75
+    assert tags_in(store) == {(4, 1): ("stage-end",)}
+
+
+def test_the_last_save_has_the_tag_of_a_call_whose_turn_was_left(store: Path) -> None:
+    training = Training(store)
+    for (x,) in training.run.steps(max_steps=9):
+        if training.run.global_step == 2:
+            training.run.save(tag="stage-end")
+            break
+        training.learn(x)
+    training.run.finish()
+    training.run.close()
+    assert tags_in(store) == {(2, 1): ("stage-end",)}
+
+
+def test_a_call_whose_turn_was_left_and_never_came_again_is_said_to_be_lost(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training = Training(store)
+    for _ in training.run.steps(max_steps=9):
+        training.run.save(tag="stage-end")
+        break
+    training.run.close()
+    assert "run.save() was called" in caplog.text
+
+
+def test_two_calls_in_one_turn_are_one_save_with_both_tags(store: Path) -> None:
+    training = Training(store)
+    for (x,) in training.run.steps(max_steps=3):
+        training.learn(x)
+        if training.run.global_step == 0:
+            training.run.save(tag="best", block=True)
+            training.run.save(tag="stage-end")
+            training.run.save()
+        else:
+            assert training.run.last_verified is not None, "one of the calls wanted to wait"
+    training.run.close()
+    assert tags_in(store) == {(1, 1): ("best", "stage-end"), (3, 1): ()}
+
+
+def test_a_tag_that_comes_too_late_is_refused_by_its_name(store: Path) -> None:
+    training = Training(store)
+    for (x,) in training.run.steps(max_steps=3):
+        training.learn(x)
+        if training.run.global_step == 2:
+            training.run.save(tag="best")
+    training.run.save(tag="best", block=True)
+    training.run.save(block=True)
+    with pytest.raises(SystemExit) as problem:
+        training.run.save(tag="final", block=True)
+    training.run.close()
+    assert exit_of(problem) == (78, ConfigurationError)
+    assert "save: tag final: step 3 is saved and verified already" in str(problem.value.__cause__)
+    assert tags_in(store) == {(3, 1): ("best",)}
+
+
+def test_a_tag_for_the_step_that_was_resumed_from_makes_a_checkpoint_that_resumes_alike(store: Path) -> None:
+    whole = Training(store, run="whole").train(12)
+    Training(store).train(3)
+    for _ in range(2):
+        training = Training(store)
+        training.run.save(tag="kept", block=True)
+        training.run.close()
+    assert tags_in(store) == {(3, 1): (), (3, 2): ("kept",)}, "the second time it has the tag already"
+    again = Training(store).train(12)
+    assert again.run.resumed_from is not None
+    assert again.run.resumed_from.attempt == 2
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 3}
 
 
 def test_a_save_right_after_beginning_from_another_run_resumes_alike(store: Path) -> None:

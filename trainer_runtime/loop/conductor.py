@@ -44,9 +44,16 @@ class Conductor:
         # rtj-run asks over the channel, and signals only what must end now
         self._sigterm = stop_on_sigterm() if environment.CHANNEL not in os.environ else None
 
+    @property
+    def is_save_called(self) -> bool:
+        """Whether a save() of the script still waits for its step boundary."""
+        return self._called is not None
+
     def call_save(self, tags: tuple[str, ...], block: bool) -> None:
-        """The script called save(): do it at this turn's end, on every rank."""
-        self._called = (tags, block)
+        """The script called save(): do it at this turn's end, on every rank. Calls that wait together are one, with all tags, and blocking
+        if one of them is."""
+        earlier, blocks = self._called or ((), False)
+        self._called = (*earlier, *(tag for tag in tags if tag not in earlier)), blocks or block
 
     def before_step(self) -> None:
         """Tell the others, before the first step of a loop, whether a save is still in flight here."""
@@ -75,30 +82,31 @@ class Conductor:
 
     def save_now(self, step: int, run_state: dict[str, Any]) -> None:
         """Stage. For a save() of the script wait for the one in flight before, and for the result if it asked for that."""
-        tags, block = self._called or ((), False)
         if self._called is not None:
             self._saver.wait_until_idle()
-        self._called = None
+        tags, block = self._take_call()
         self._save_wished = False
         self._triggers = dataclasses.replace(self._triggers, save_owed=False)
         self._saved_at = time.monotonic()
-        if not self._saver.is_verified(step):
+        if not self._saver.is_verified(step, tags):
             if self._saver.stands_still:
                 self._progress(Phase.SAVE, True)
             self._saver.stage(step, run_state, tags)
             if self._saver.stands_still:
                 self._progress(Phase.TRAIN, True)
         if block:
-            self._require_verified(step)
+            self._require_verified(step, tags)
 
     def finish(self, step: int, run_state: dict[str, Any]) -> None:
-        """End of a loop: save its last step unless that is done, and return when it is verified on all ranks. Raises SaveFailed."""
+        """End of a loop: save its last step unless that is done, with the tags of a call that waits, and return when it is verified on all
+        ranks. Raises SaveFailed, and ConfigurationError as `Saver.stage` does."""
         self._is_agreeing = False
         self._parts.agreement.read()
         self._saver.wait_until_idle()
-        if not self._saver.is_verified(step):
-            self._saver.stage(step, run_state)
-            self._require_verified(step)
+        tags, _block = self._take_call()
+        if not self._saver.is_verified(step, tags):
+            self._saver.stage(step, run_state, tags)
+            self._require_verified(step, tags)
         self._parts.agreement.finish()
 
     def take_orders(self) -> None:
@@ -127,18 +135,24 @@ class Conductor:
         )
         self._is_agreeing = True
 
-    def _require_verified(self, step: int) -> None:
+    def _take_call(self) -> tuple[tuple[str, ...], bool]:
+        """Return tags and block of the save() that waits, which is carried out now; nothing and False without one."""
+        call, self._called = self._called or ((), False), None
+        return call
+
+    def _require_verified(self, step: int, tags: tuple[str, ...]) -> None:
         self._progress(Phase.SAVE, True)
         self._saver.wait_until_idle()
         self._progress(Phase.TRAIN, True)
-        if not self._saver.is_verified(step):
+        if not self._saver.is_verified(step, tags):
             error = self._saver.last_error
             if isinstance(error, StoreUnavailable):
                 raise error
             raise SaveFailed(f"step {step} was not saved: {error or 'no result in time'}") from error
 
     def _stop(self, step: int, run_state: dict[str, Any], *, saves: bool) -> None:
-        """The agreed end of a preempted attempt: within the deadline a verified checkpoint of this step, or an honest word.
+        """The agreed end of a preempted attempt: within the deadline a verified checkpoint of this step, with the tags of a call that
+        waits, or an honest word.
 
         ``saves`` False: no save has ever been as quick as this one would have to be, so none is begun; one in flight may end.
         """
@@ -147,8 +161,9 @@ class Conductor:
         self._progress(Phase.SAVE, True)
         is_idle = self._saver.wait_until_idle(self._seconds_left())
         seconds_left = self._seconds_left()
-        if saves and is_idle and not self._saver.is_verified(step):
-            self._saver.stage(step, run_state, stand_still_seconds=seconds_left)
+        tags, _block = self._take_call()
+        if saves and is_idle and not self._saver.is_verified(step, tags):
+            self._saver.stage(step, run_state, tags, stand_still_seconds=seconds_left)
             self._saver.wait_until_idle(self._seconds_left())
         is_saved = self._saver.is_verified(step)
         message = f"stopped at step {step}"

@@ -107,6 +107,7 @@ def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allow
             start.verified_step,
             on_verified=look_around,
             on_abandoned=reporter.save_abandoned,
+            verified_tags=start.verified_tags,
         ),
         agreement=GroupAgreement(settings.hang_seconds) if settings.world_size > 1 else AloneAgreement(),
         static_graphs=static_graphs,

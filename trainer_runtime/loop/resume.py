@@ -67,6 +67,8 @@ class Start:
     """The words that this resume made use of."""
     stored: frozenset[str] = frozenset()
     """Frozen files that the checkpoint names and this run therefore has."""
+    verified_tags: tuple[str, ...] = ()
+    """The tags of the checkpoint of ``verified_step``."""
 
 
 def begin(
@@ -187,7 +189,8 @@ def _load(
     is_own = (place.store_uri, place.run) == (store.uri, settings.run)
     stored = checkpoint.frozen_files if is_own else frozenset[str]()
     verified_step = resume.step if is_own else None
-    return Start(opened, resume.step, resume, rng, state.saved_run_state(checkpoint), verified_step, words, stored)
+    tags = checkpoint.manifest.tags
+    return Start(opened, resume.step, resume, rng, state.saved_run_state(checkpoint), verified_step, words, stored, tags)
 
 
 def _prove_reshard(settings: Settings, checkpoint: Checkpoint, together: _Together) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainer_runtime.checkpoint.engine import SAVE_DEADLINE_SECONDS, Engine, SaveResult, collector_paused
 from trainer_runtime.contract.beat import CheckpointRecord, SaveFailure
 from trainer_runtime.contract.manifest import FollowedStep
-from trainer_runtime.errors import Fenced, RuntimeProblem, SaveFailed
+from trainer_runtime.errors import ConfigurationError, Fenced, RuntimeProblem, SaveFailed
 from trainer_runtime.state.gather import TrainingState
 
 WAIT_SECONDS: Final = 2 * SAVE_DEADLINE_SECONDS + 60.0
@@ -21,7 +21,8 @@ log = logging.getLogger("trainer_runtime")
 
 
 class Saver:
-    """One rank's saves. ``verified_step``: the step of the checkpoint this run resumed from, which needs no second one."""
+    """One rank's saves. ``verified_step`` and ``verified_tags``: those of the checkpoint this run resumed from, which needs no second one
+    unless another tag is asked for."""
 
     def __init__(
         self,
@@ -32,12 +33,13 @@ class Saver:
         verified_step: int | None,
         on_verified: Callable[[], None],
         on_abandoned: Callable[[SaveFailure], None],
+        verified_tags: tuple[str, ...] = (),
     ) -> None:
         self._engine = engine
         self._state = state
         self._attempt = attempt
         self._allowances = allowances
-        self._verified_step = verified_step
+        self._verified_step, self._verified_tags = verified_step, verified_tags
         self._on_verified = on_verified
         self._on_abandoned = on_abandoned
         self._failures = 0
@@ -49,6 +51,7 @@ class Saver:
         self.last_staged_step = verified_step or 0
         self._metrics: dict[str, float] = {}
         self._has_staged = False
+        self._staged_tags: tuple[str, ...] = ()
         self._followed: FollowedStep | None = None
 
     @property
@@ -66,9 +69,9 @@ class Saver:
         """Whether training stands still while a save is written, because memory is short."""
         return self._engine.stands_still
 
-    def is_verified(self, step: int) -> bool:
-        """Whether the checkpoint of ``step`` is known to be verified."""
-        return self._verified_step == step
+    def is_verified(self, step: int, tags: tuple[str, ...] = ()) -> bool:
+        """Whether the checkpoint of ``step`` is known to be verified and to have ``tags``."""
+        return self._verified_step == step and set(tags) <= set(self._verified_tags)
 
     def prepare(self, run_state: Mapping[str, Any]) -> None:
         """Take the memory for staging before it is needed."""
@@ -98,9 +101,17 @@ class Saver:
         """Copy everything to host memory. A rank that cannot leaves the others' save to be abandoned, and goes on; so does one that would
         have to stand still for longer than ``stand_still_seconds``, where memory is short.
 
-        Raises SaveFailed after MAX_FAILURES_IN_A_ROW.
+        Raises SaveFailed after MAX_FAILURES_IN_A_ROW; ConfigurationError for tags of a step that this attempt has verified without them. A
+        manifest never changes and its name is taken, so there is no second one for them. The step that was resumed from has the name of an
+        earlier attempt: it is saved once more, under this one's.
         """
-        self.last_staged_step, self._has_staged = step, True
+        if self.last_verified is not None and self.last_verified.step == step:
+            missing = ", ".join(tag for tag in tags if tag not in self._verified_tags)
+            raise ConfigurationError(
+                f"save: tag {missing}: step {step} is saved and verified already, without it, and a checkpoint's tags never change; call "
+                "run.save(tag=…) within the turn whose end it is about, in the loop's body"
+            )
+        self.last_staged_step, self._has_staged, self._staged_tags = step, True, tags
         metrics, self._metrics = self._metrics, {}
         followed, self._followed = self._followed, None
         data = self._state.data
@@ -127,7 +138,7 @@ class Saver:
         for result in self._engine.take_results():
             if result.error is None:
                 self._failures, self.last_error = 0, None
-                self.last_verified, self._verified_step = result.record, result.step
+                self.last_verified, self._verified_step, self._verified_tags = result.record, result.step, self._staged_tags
                 if result.seconds > 0.0:  # the result of a step that was verified already is repeated without one
                     self.shortest_seconds = min(result.seconds, self.shortest_seconds or result.seconds)
                 self._on_verified()
