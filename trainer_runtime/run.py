@@ -157,23 +157,26 @@ class Run:
             self._progress(Phase.TRAIN, True)
 
     def save(self, tag: str | None = None, block: bool = False) -> None:
-        """Save at the end of this turn, or at once between turns. Every rank calls it. A tagged checkpoint is never deleted.
+        """Save at the end of this turn, or at once between turns; in the middle of an accumulation, after the optimizer's next step. Every
+        rank calls it. A tagged checkpoint is never deleted.
 
-        ``tag``: text. ``block``: come back when it is verified; raises SaveFailed otherwise. Ends the process as bad configuration between
-        turns for a tag of a step that this attempt has saved already, periodically or at the end of a loop: its tags never change. Within
-        the turn whose end is that step no tag comes too late.
+        ``tag``: text. ``block``: come back when it is verified; raises SaveFailed otherwise. Between turns it ends the process as bad
+        configuration for a tag of a step that this attempt has saved already, periodically or at the end of a loop, because its tags never
+        change (within the turn whose end is that step no tag comes too late), and for ``block`` in the middle of an accumulation.
         """
         with self._exits():
             if tag is not None and not isinstance(tag, str):
                 raise ConfigurationError(f"save: tag {tag!r} is a {type(tag).__name__}; give text")
         if self._was_left:
             self._settle_left_turn()
-        self._conductor.call_save((tag,) if tag else (), block)
-        if not self._in_turn:
+        tags = (tag,) if tag else ()
+        if self._in_turn:
+            self._conductor.call_save(tags, block)
+        else:
             if self._rng is not None:  # saved are the checkpoint's; they are put back again at their time, as something may draw until then
                 self._state.restore_rng(self._rng)
             with self._exits():
-                self._conductor.save_now(self.global_step, self._run_state())
+                self._conductor.save_between_turns(tags, block, self.global_step, self._run_state())
 
     def finish(self) -> None:
         """End the training of a loop of another shape than `steps`: save its last step unless that is done, and return when it is verified
@@ -206,7 +209,7 @@ class Run:
                 self._parts.housekeeper.close()
                 self._parts.archivist.close()
             if self._conductor.is_save_called and not self._failed:
-                log.warning("run.save() was called in a turn that was left, and no other turn ended since: nothing was saved for it")
+                log.warning("run.save() was called, and the step boundary that it waited for never came: nothing was saved for it")
             if self._finished and not self._failed:
                 self._reporter.ending(Ending(self._parts.settings.rank, Outcome.DONE))
             elif not self._failed and not self._saver.is_verified(self.global_step):

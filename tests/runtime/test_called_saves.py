@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from trainer_runtime.contract.codec import loads
 from trainer_runtime.contract.manifest import Manifest
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.loop import ending
+from trainer_runtime.loop.conductor import UNFINISHED_GRADIENTS
 
 
 def manifests_in(store: Path, run: str = "default") -> dict[tuple[int, int], Manifest]:
@@ -24,6 +26,17 @@ def manifests_in(store: Path, run: str = "default") -> dict[tuple[int, int], Man
 
 def tags_in(store: Path) -> dict[tuple[int, int], tuple[str, ...]]:
     return {name: manifest.tags for name, manifest in manifests_in(store).items()}
+
+
+def accumulate(training: Training, turns: int, *, then_step: bool = False) -> None:
+    """Make turns that only add up gradients; in the last of them the optimizer may step."""
+    for number in range(turns):
+        with training.run.step():
+            (x,) = training.run.next_batch()
+            training.model(x).sum().backward()
+            if then_step and number == turns - 1:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
 
 
 def test_the_save_of_a_preempted_run_has_the_tag_that_was_asked_for_in_its_last_turn(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,3 +127,40 @@ def test_a_save_right_after_beginning_from_another_run_resumes_alike(store: Path
     begun.run.close()
     assert steps_in(store, "own") == [3]
     assert Training(store, run="own").train(12).losses == {step: loss for step, loss in whole.losses.items() if step > 3}
+
+
+def test_a_save_between_turns_of_an_accumulation_waits_for_the_optimizer(store: Path) -> None:
+    training = Training(store)
+    accumulate(training, 2)
+    training.run.save(tag="kept")
+    accumulate(training, 2, then_step=True)
+    training.run.close()
+    assert tags_in(store) == {(4, 1): ("kept",)}
+
+
+def test_a_blocking_save_between_turns_of_an_accumulation_is_refused(store: Path) -> None:
+    training = Training(store)
+    accumulate(training, 2)
+    with pytest.raises(SystemExit) as problem:
+        training.run.save(tag="kept", block=True)
+    training.run.close()
+    assert exit_of(problem) == (78, ConfigurationError)
+    assert "save: block=True" in str(problem.value.__cause__)
+    assert "optimizer.step()" in str(problem.value.__cause__)
+
+
+@pytest.mark.parametrize("keywords", [{}, {"tag": "kept"}], ids=["nothing was asked for", "a save waits"])
+def test_a_run_that_ends_within_an_accumulation_says_what_its_last_checkpoint_lacks(
+    store: Path, caplog: pytest.LogCaptureFixture, keywords: dict[str, Any]
+) -> None:
+    training = Training(store)
+    accumulate(training, 2, then_step=True)
+    accumulate(training, 1)
+    if keywords:
+        training.run.save(**keywords)
+    training.run.finish()
+    training.run.save(block=True)  # there is nothing left to wait for
+    training.run.close()
+    (manifest,) = manifests_in(store).values()
+    assert (manifest.step, manifest.tags, manifest.not_saved) == (3, tuple(keywords.values()), (UNFINISHED_GRADIENTS,))
+    assert "after step 3, in the middle of an accumulation" in caplog.text

@@ -6,6 +6,7 @@ The rule itself is `boundary.decide`; here it is carried out. It knows no loop: 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -16,12 +17,17 @@ from trainer_runtime.channel.messages import Ending, MayDelete, Save, SaveAndSto
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.beat import Phase
 from trainer_runtime.contract.exit_report import ExitCode, Outcome
-from trainer_runtime.errors import SaveFailed, StoreUnavailable
+from trainer_runtime.errors import ConfigurationError, SaveFailed, StoreUnavailable
 from trainer_runtime.loop.ending import say, stop_on_sigterm
 from trainer_runtime.loop.parts import Parts
 
 ENDING_SECONDS: Final = 2.0
 """What is kept of the grace for saying how it ended and for ending: torchrun and the kubelet kill at its very end."""
+
+UNFINISHED_GRADIENTS: Final = "gradients of an unfinished accumulation"
+"""What a manifest says under ``not_saved`` when a loop ended where only the end of a loop is saved."""
+
+log = logging.getLogger("trainer_runtime")
 
 Progress = Callable[[Phase, bool], None]
 """Says which phase the rank is in; True: that is news."""
@@ -41,6 +47,8 @@ class Conductor:
         self._saved_at = time.monotonic()
         self._stop_deadline: float | None = None
         self._is_agreeing = False
+        self._was_between_steps = True
+        """What the last boundary found: `TrainingState.is_between_steps` can be asked once in each step."""
         # rtj-run asks over the channel, and signals only what must end now
         self._sigterm = stop_on_sigterm() if environment.CHANNEL not in os.environ else None
 
@@ -55,6 +63,22 @@ class Conductor:
         earlier, blocks = self._called or ((), False)
         self._called = (*earlier, *(tag for tag in tags if tag not in earlier)), blocks or block
 
+    def save_between_turns(self, tags: tuple[str, ...], block: bool, step: int, run_state: dict[str, Any]) -> None:
+        """The script called save() between two turns: do it now. In the middle of an accumulation it waits for the step boundary at which
+        the optimizer has stepped, as a call within a turn does.
+
+        Raises ConfigurationError for a blocking call there, which would wait for what comes after it; otherwise as `save_now`.
+        """
+        waits = self._is_accumulating and not self._saver.is_verified(step, tags)
+        if waits and block:
+            raise ConfigurationError(
+                f"save: block=True between turns, after step {step}, in the middle of an accumulation: its turn left gradients and no "
+                "optimizer.step() used them, and a checkpoint does not hold gradients; call it without block, or within the turn that steps"
+            )
+        self.call_save(tags, block)
+        if not waits:
+            self.save_now(step, run_state)
+
     def before_step(self) -> None:
         """Tell the others, before the first step of a loop, whether a save is still in flight here."""
         if not self._is_agreeing:
@@ -66,7 +90,7 @@ class Conductor:
         self._saver.collect()
         self.take_orders()
         triggers = dataclasses.replace(self._triggers, last_saved_step=self._saver.last_staged_step, save_called=self._called is not None)
-        is_between_steps = self._parts.state.is_between_steps()
+        is_between_steps = self._was_between_steps = self._parts.state.is_between_steps()
         action = decide(triggers, agreed, step, is_between_steps)
         replay = self._parts.settings.replay
         if replay is not None and step >= replay.until and is_between_steps:
@@ -99,13 +123,18 @@ class Conductor:
 
     def finish(self, step: int, run_state: dict[str, Any]) -> None:
         """End of a loop: save its last step unless that is done, with the tags of a call that waits, and return when it is verified on all
-        ranks. Raises SaveFailed, and ConfigurationError as `Saver.stage` does."""
+        ranks. In the middle of an accumulation the checkpoint is made all the same, and says what it lacks.
+
+        Raises SaveFailed, and ConfigurationError as `Saver.stage` does."""
         self._is_agreeing = False
         self._parts.agreement.read()
         self._saver.wait_until_idle()
         tags, _block = self._take_call()
         if not self._saver.is_verified(step, tags):
-            self._saver.stage(step, run_state, tags)
+            lacks = (UNFINISHED_GRADIENTS,) if self._is_accumulating else ()
+            if lacks:
+                log.warning("the loop ended after step %d, in the middle of an accumulation: a checkpoint does not hold gradients", step)
+            self._saver.stage(step, run_state, tags, lacks=lacks)
             self._require_verified(step, tags)
         self._parts.agreement.finish()
 
@@ -134,6 +163,11 @@ class Conductor:
             )
         )
         self._is_agreeing = True
+
+    @property
+    def _is_accumulating(self) -> bool:
+        """Whether gradients wait for the optimizer between two turns."""
+        return not (self._was_between_steps or self._parts.state.has_stepped)
 
     def _take_call(self) -> tuple[tuple[str, ...], bool]:
         """Return tags and block of the save() that waits, which is carried out now; nothing and False without one."""

@@ -97,9 +97,11 @@ class Saver:
         run_state: Mapping[str, Any],
         tags: tuple[str, ...] = (),
         stand_still_seconds: float = SAVE_DEADLINE_SECONDS,
+        lacks: tuple[str, ...] = (),
     ) -> None:
         """Copy everything to host memory. A rank that cannot leaves the others' save to be abandoned, and goes on; so does one that would
-        have to stand still for longer than ``stand_still_seconds``, where memory is short.
+        have to stand still for longer than ``stand_still_seconds``, where memory is short. ``lacks``: what is not saved at this moment,
+        beside what never is, for the manifest.
 
         Raises SaveFailed after MAX_FAILURES_IN_A_ROW; ConfigurationError for tags of a step that this attempt has verified without them. A
         manifest never changes and its name is taken, so there is no second one for them. The step that was resumed from has the name of an
@@ -124,7 +126,7 @@ class Saver:
                     samples=data.samples,
                     strict=self._state.describe(),
                     tags=tags,
-                    not_saved=self._state.not_saved(),
+                    not_saved=self._state.not_saved() + lacks,
                     allowances=self._allowances,
                     metrics=metrics,
                     followed=followed,
