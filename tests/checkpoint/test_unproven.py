@@ -89,15 +89,13 @@ def test_a_step_that_could_not_be_proven_is_proven_by_the_next_save_of_it(failin
 
 
 @CACHES
-@pytest.mark.parametrize(("tags", "later"), [(("stage-end",), ()), ((), ("stage-end",))], ids=["tagged", "not tagged"])
-def test_the_records_of_a_step_that_was_committed_before_tell_its_own_tags(
-    failing: Failing, denials: int, tags: tuple[str, ...], later: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("tags", [("stage-end",), ()], ids=["tagged", "not tagged"])
+def test_the_records_of_a_step_that_was_committed_before_tell_its_own_tags(failing: Failing, denials: int, tags: tuple[str, ...]) -> None:
     with attempt_on(failing, RANKS) as attempt:
         failing.is_away = True
         attempt.save(1, states(1.0, RANKS), tags=tags)
         failing.is_away, failing.denials = False, denials
-        attempt.saved(1, states(1.0, RANKS), tags=later)
+        attempt.saved(1, states(1.0, RANKS))
         told = [record.tagged for records in attempt.records for record in records]
     assert told == [bool(tags)] * 3 * RANKS
 
@@ -113,6 +111,18 @@ def test_a_step_that_is_damaged_is_not_proven_by_what_the_next_save_of_it_staged
             assert isinstance(result.error, CheckpointDamaged)
             assert RANK_1_FILE in str(result.error)
     assert not failing.exists(f"{STEP}/verified.json")
+
+
+@CACHES
+def test_a_step_that_is_committed_without_a_tag_is_not_passed_off_as_one_with_it(failing: Failing, denials: int) -> None:
+    with attempt_on(failing, RANKS) as attempt:
+        failing.is_away = True
+        attempt.save(1, states(1.0, RANKS), tags=("best",))
+        failing.is_away, failing.denials = False, denials
+        for result in attempt.save(1, states(1.0, RANKS), tags=("best", "final")):
+            assert isinstance(result.error, SaveFailed)
+            assert "step 1 is committed already, without the tag final" in str(result.error)
+        attempt.saved(1, states(1.0, RANKS), tags=("best",))
 
 
 class Nothing:

@@ -224,7 +224,10 @@ class Persister:
 
     def _commit(self, job: SaveJob, save: _Save, earlier: Reference | None) -> dict[str, Any]:
         """Return the digest of what is committed now, whether it is tagged, and whether it is an earlier try's or process's and not what
-        was staged."""
+        was staged.
+
+        Raises SaveFailed where that lacks a tag of this save: nobody must take it for the one that retention leaves alone.
+        """
         if earlier is None:
             try:
                 return {"manifest": self._commit_parts(job, save).manifest_sha256, "adopted": False, "tagged": bool(job.about.tags)}
@@ -234,6 +237,9 @@ class Persister:
                     raise SaveFailed(f"step {job.about.step} is not committed: {error}") from error
         adopted = earlier
         manifest = self._bounded("reading the manifest", lambda: read_manifest(self._store, adopted))
+        missing = ", ".join(tag for tag in job.about.tags if tag not in manifest.tags)
+        if missing:
+            raise SaveFailed(f"step {job.about.step} is committed already, without the tag {missing}, and a checkpoint's tags never change")
         return {"manifest": adopted.manifest_sha256, "adopted": True, "tagged": bool(manifest.tags)}
 
     def _commit_parts(self, job: SaveJob, save: _Save) -> Reference:
