@@ -167,9 +167,13 @@ class Run:
         with self._exits():
             if tag is not None and not isinstance(tag, str):
                 raise ConfigurationError(f"save: tag {tag!r} is a {type(tag).__name__}; give text")
+        tags = (tag,) if tag else ()
+        if self._was_left and self._state.has_stepped:
+            self._conductor.call_save(tags, block)  # before the turn ends: what is due by itself then must not be saved without the tag
+            self._settle_left_turn()
+            return
         if self._was_left:
             self._settle_left_turn()
-        tags = (tag,) if tag else ()
         if self._in_turn:
             self._conductor.call_save(tags, block)
         else:

@@ -75,6 +75,17 @@ def test_a_call_whose_turn_was_left_and_never_came_again_is_said_to_be_lost(stor
     assert "run.save() was called" in caplog.text
 
 
+def test_a_call_behind_a_loop_that_was_left_tags_the_save_that_is_due_at_that_step(store: Path) -> None:
+    training = Training(store, save_every_steps=4)
+    for (x,) in training.run.steps(max_steps=9):
+        training.learn(x)
+        if training.run.global_step == 3:
+            break
+    training.run.save(tag="final", block=True)
+    training.run.close()
+    assert tags_in(store) == {(4, 1): ("final",)}
+
+
 def test_two_calls_in_one_turn_are_one_save_with_both_tags(store: Path) -> None:
     training = Training(store)
     for (x,) in training.run.steps(max_steps=3):
