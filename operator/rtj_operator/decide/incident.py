@@ -1,7 +1,7 @@
 """Records a failure in the status: the verdict, the row of the table, its charge and its consequences, all in one write.
 
 The incident's id is its attempt. While the gang is being stopped better evidence may come in; then the incident is revised, never counted
-twice.
+twice. That holds for one that ends the job too: a victim's word often comes before the evidence of what it is the victim of.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ def record(status: JobStatus, case: Case, observation: Observation, now: datetim
 
 
 def revised(status: JobStatus, case: Case, observation: Observation, now: datetime, policy: Policy) -> JobStatus:
-    """Return the status with the present incident judged anew if what is known now stands higher in the table; else unchanged."""
+    """Return the status with the present incident judged anew if what is known now stands higher in the table; else unchanged.
+
+    Only while an incident is what stops the attempt, so that an ending that stands is the incident's own.
+    """
     incident = present_incident(status)
-    if incident is None or status.ending is not None:
+    if incident is None:
         return status
     row = find_row(case)
     if not is_stronger(row, incident.row):
@@ -147,12 +150,13 @@ def _taken_back(status: JobStatus, incident: Failure, spec: JobSpec) -> JobStatu
             break
     return status.evolve(
         budget_window=tuple(bucket for bucket in window if bucket.n),
-        restarts=_counted(status.restarts, incident.charge, -1),
+        restarts=_counted(status.restarts, incident.charge, -1) if status.ending is None else status.restarts,
         no_progress_count=max(0, status.no_progress_count - (incident.charge in budgets.WITHOUT_PROGRESS)),
         unknown_count=max(0, status.unknown_count - (incident.charge is Charge.UNKNOWN)),
         retry_count=0,
         excluded_nodes=tuple(entry for entry in status.excluded_nodes if entry.incident != incident.attempt or entry.cordoned),
         failures=tuple(failure for failure in status.failures if failure.attempt != incident.attempt),
+        ending=None,
         next_launch_after=None,
     )
 
