@@ -63,11 +63,13 @@ def _last_words(run: str, workers: tuple[Worker, ...]) -> tuple[CheckpointRecord
 def _with_fences(status: JobStatus, observation: Observation, workers: tuple[Worker, ...]) -> JobStatus:
     """A worker that is past its start, or a checkpoint that this attempt reports, proves that the attempt's fence stands.
 
-    What is seen in the store proves nothing, by whomever: another job's attempts have the same numbers.
+    The report comes in a beat or, where no beat met an operator, with a worker's last words. What is seen in the store proves nothing, by
+    whomever: another job's attempts have the same numbers.
     """
     job = observation.job
     is_past_start = any(worker.trains or worker.is_done for worker in workers)
-    has_committed = any(record.attempt == status.attempt and record.run == job.run for record in observation.store.records)
+    reported = (*observation.store.records, *_last_words(job.run, workers))
+    has_committed = any(record.attempt == status.attempt and record.run == job.run for record in reported)
     if status.attempt > 0 and (is_past_start or has_committed) and _is_unfenced(status):
         status = ledger.with_fence(status, status.attempt)
         if status.starts_fresh:
