@@ -163,6 +163,12 @@ class JobMachine(RuleBasedStateMachine):
         for pod in self._running():
             self.world.beat(pod.worker, Phase.TRAIN, self.step)
 
+    @rule()
+    def starting(self) -> None:
+        """Every running worker says that it still starts."""
+        for pod in self._running():
+            self.world.beat(pod.worker, Phase.START)
+
     @rule(level=st.sampled_from(list(Level)), behind=st.integers(0, 1))
     def checkpoint(self, level: Level, behind: int) -> None:
         """A worker of this or an older attempt reports a checkpoint."""

@@ -52,7 +52,8 @@ class Recovery(ApiModel):
     no_progress_limit: Annotated[int, Field(ge=1, le=1000)] = 3
     """Application, hang and unknown failures in a row without a new verified step before the job is Failed."""
     start_seconds: Annotated[int, Field(ge=10, le=86_400)] = 1800
-    """Longest time from all workers scheduled to the first step."""
+    """Longest time from all workers scheduled to the first step, or to the phase compile that the script names before it. What takes longer
+    is a failure: charged to nothing while a container does not run, to hang when all run and their beats say that they still start."""
     lost_node_seconds: Annotated[int, Field(ge=10, le=3600)] = 60
     """A node counts as lost this long after its last sign of life, when it is not Ready or gone."""
     termination_seconds: Annotated[int, Field(ge=5, le=3600)] = 30

@@ -12,12 +12,10 @@ from rtj_operator.api.v1alpha1 import JobStatus, Progress, SaveFailureStatus, St
 from rtj_operator.decide import ledger, node_policy
 from rtj_operator.decide.observation import Observation, WorkerBeat
 from rtj_operator.decide.policy import Policy
-from rtj_operator.decide.workers import Worker, highest_known_attempt
+from rtj_operator.decide.workers import STARTING_PHASES, Worker, highest_known_attempt
 from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase
 
 _TRAINING: Final = frozenset(phase.value for phase in (Phase.TRAIN, Phase.SAVE, Phase.EVAL))
-_BEFORE_TRAINING: Final = (Phase.HOLD, Phase.START)
-"""What a worker says of its step here is not the run's: it has not restored anything yet."""
 SAVE_FAILED_EVENT_EVERY: Final = timedelta(minutes=5)
 """A store that is full fails every save: the condition says so all the time, an event this often."""
 
@@ -139,7 +137,7 @@ def _with_progress(status: JobStatus, workers: tuple[Worker, ...], policy: Polic
 
 def _progress(newest: WorkerBeat, before: Progress | None) -> Progress:
     beat = newest.beat
-    if before is not None and beat.phase in _BEFORE_TRAINING:
+    if before is not None and beat.phase in STARTING_PHASES:
         return before.evolve(phase=beat.phase.value, reported_at=newest.received_at)
     return Progress(
         step=beat.step,

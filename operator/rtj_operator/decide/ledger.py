@@ -63,6 +63,11 @@ def with_fence(status: JobStatus, attempt: int) -> JobStatus:
     return status.evolve(run=status.run.evolve(starts=starts, fence=max(status.run.fence or 0, attempt)))
 
 
+def has_trained(status: JobStatus) -> bool:
+    """Say whether the present attempt is past its start, so that there is something to save."""
+    return any(start.attempt == status.attempt and start.fenced for start in status.run.starts)
+
+
 def quarantine(status: JobStatus, step: int, attempt: int, reason: str, now: datetime) -> JobStatus:
     """Return the status in which that checkpoint is never chosen again."""
     records = tuple(

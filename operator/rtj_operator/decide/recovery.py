@@ -63,6 +63,7 @@ TABLE: Final[tuple[Row, ...]] = (
     Row("11",  "the node ran out of memory or disk",      do.is_node_pressure,                _EXCLUDE, do.relaunch_elsewhere,    _INFRA),
     Row("12",  "the program broke the device",            _cause(*causes.PROGRAM_ON_DEVICE),  _NOTHING, do.twice_more,            _APP),
     Row("13b", "an error of the program, seen once",      do.is_program_error,                _NOTHING, do.relaunch,              _APP),
+    Row("9",   "the gang does not begin to train",        _cause(causes.STARTS_LATE),         _NOTHING, do.relaunch,              _HANG),
     Row("9",   "only victims: nobody names a root",       _tier(Tier.VICTIM),                 _NOTHING, do.relaunch,              _HANG),
     Row("20",  "unknown",                                 lambda case: True,                  _NOTHING, do.relaunch_with_backoff, _UNKNOWN),
 )

@@ -1,7 +1,10 @@
-"""Containers that cannot start: what the kubelet says of them, and how long that is taken for a bad moment instead of a bad image."""
+"""Gangs that do not come up: what the kubelet says of a container that cannot start, how long that is taken for a bad moment instead of a
+bad image, and when a start has taken too long.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
@@ -64,8 +67,40 @@ def starts_late_at(worker: Worker, workers: Sequence[Worker], start_seconds: int
     A volume that cannot be attached or a pod network that is broken says nothing but "ContainerCreating", for ever. None once the
     container ran, or while a worker waits for a node.
     """
-    if worker.pod is None or worker.pod.deleting_since is not None or worker.container_runs or worker.has_ended:
+    if worker.pod is None or _is_taken_away(worker) or worker.container_runs or worker.has_ended:
         return None
-    placed = [other.scheduled_at for other in workers]
+    return _start_ends_at(workers, start_seconds)
+
+
+def gang_starts_late_at(workers: Sequence[Worker], start_seconds: int, now: datetime, policy: Policy) -> datetime | None:
+    """Return when a gang whose containers all run becomes a failure if it does not begin to train: ``start_seconds`` after the last worker
+    found its node. A mount, a download or a collective that hangs in the start ends no process and fails no container.
+
+    None while that is not what the workers say: one trains, is done, ended or is being taken away, or none has told where it is. Silence is
+    no proof: who spoke last of its start and is not heard any more may train by now, so the failure waits until one is heard again.
+    """
+    if any(not worker.container_runs or worker.trains or worker.has_failed or _is_taken_away(worker) for worker in workers):
+        return None
+    heard = [worker.beat.received_at for worker in workers if worker.beat is not None and worker.is_starting]
+    at = _start_ends_at(workers, start_seconds)
+    if at is None or not heard:
+        return None
+    silence = timedelta(seconds=policy.silent_seconds)
+    return at if max(heard) + silence > now else max(at, now + silence)
+
+
+def starts_late_in_words(workers: Sequence[Worker], start_seconds: int) -> str:
+    """Return where the workers of a gang that starts late are."""
+    where = Counter(worker.beat.beat.phase.value if worker.beat is not None else "not heard of" for worker in workers)
+    counted = ", ".join(f"{count} {phase}" for phase, count in sorted(where.items()))
+    return f"no worker trains {start_seconds} s after all had their nodes; of {len(workers)} workers: {counted}"
+
+
+def _is_taken_away(worker: Worker) -> bool:
+    return worker.pod is not None and worker.pod.deleting_since is not None
+
+
+def _start_ends_at(workers: Sequence[Worker], start_seconds: int) -> datetime | None:
+    placed = [worker.scheduled_at for worker in workers]
     known = [at for at in placed if at is not None]
-    return max(known) + timedelta(seconds=start_seconds) if len(known) == len(placed) else None
+    return max(known) + timedelta(seconds=start_seconds) if known and len(known) == len(placed) else None

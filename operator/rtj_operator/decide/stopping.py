@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from rtj_operator.api.v1alpha1 import ExcludedNode, JobSpec, JobStatus, StopReason
-from rtj_operator.decide import causes, node_policy
+from rtj_operator.decide import causes, ledger, node_policy
 from rtj_operator.decide.draft import Draft
 from rtj_operator.decide.liveness import lost_at
 from rtj_operator.decide.observation import Observation, PodView
@@ -54,7 +54,7 @@ def delete_from(status: JobStatus, spec: JobSpec, policy: Policy) -> datetime | 
     since = status.stopping_since
     if since is None:
         return None
-    if status.stop_reason is StopReason.SUSPEND and not is_saved_for_suspend(status) and has_trained(status):
+    if status.stop_reason is StopReason.SUSPEND and not is_saved_for_suspend(status) and ledger.has_trained(status):
         return since + timedelta(seconds=spec.recovery.termination_seconds)
     if status.stop_reason is StopReason.END and status.ending is not None and status.ending.succeeded:
         return since + timedelta(seconds=policy.done_grace_seconds)
@@ -70,11 +70,6 @@ def is_saved_for_suspend(status: JobStatus) -> bool:
         and newest.attempt == status.attempt
         and newest.verified_at >= status.stopping_since
     )
-
-
-def has_trained(status: JobStatus) -> bool:
-    """Say whether the present attempt is past its start, so that there is something to save."""
-    return any(start.attempt == status.attempt and start.fenced for start in status.run.starts)
 
 
 def as_worker(pod: PodView, observation: Observation) -> Worker:

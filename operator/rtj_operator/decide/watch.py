@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rtj_operator.api.v1alpha1 import Job, JobStatus
-from rtj_operator.decide import causes, ledger, node_policy
+from rtj_operator.decide import causes, ledger, node_policy, run_claim
 from rtj_operator.decide.attribution import Topology, Verdict, attribute
 from rtj_operator.decide.case import Case
 from rtj_operator.decide.evidence import collect, told_by
@@ -21,7 +21,7 @@ from rtj_operator.decide.observation import Observation
 from rtj_operator.decide.policy import Policy
 from rtj_operator.decide.resume_choice import choose_resume
 from rtj_operator.decide.run_claim import Jobs
-from rtj_operator.decide.startup import gives_up_at, starts_late_at
+from rtj_operator.decide.startup import gang_starts_late_at, gives_up_at, starts_late_at, starts_late_in_words
 from rtj_operator.decide.workers import Worker, highest_known_attempt
 from trainer_runtime.contract.beat import Beat
 from trainer_runtime.contract.evidence import Evidence, Source, Strength
@@ -56,6 +56,9 @@ def failure_times(observation: Observation, status: JobStatus, workers: Sequence
             not_started_at(worker, workers, observation),
         )
         times += [at for at in due if at is not None]
+    late = late_start_at(observation, status, workers, now, policy)
+    if late is not None:
+        times.append(late)
     unfinished = [worker for worker in workers if not (worker.is_done or worker.has_ended)]
     if status.done_since is not None and unfinished:
         times.append(status.done_since + timedelta(seconds=policy.done_grace_seconds))
@@ -77,6 +80,17 @@ def not_started_at(worker: Worker, workers: Sequence[Worker], observation: Obser
     """Return when a container that has not begun to run counts as a failure; None when that does not apply."""
     spec = observation.job.spec
     return starts_late_at(worker, workers, spec.recovery.start_seconds) if spec is not None else None
+
+
+def late_start_at(observation: Observation, status: JobStatus, workers: Sequence[Worker], now: datetime, policy: Policy) -> datetime | None:
+    """Return when a gang that runs and does not begin to train counts as a failure; None when that does not apply.
+
+    Once the attempt has trained it never does, and a gang that holds before another job's fence waits for that job.
+    """
+    spec = observation.job.spec
+    if spec is None or ledger.has_trained(status) or run_claim.is_waiting(status.run):
+        return None
+    return gang_starts_late_at(workers, spec.recovery.start_seconds, now, policy)
 
 
 def case_of(observation: Observation, status: JobStatus, workers: tuple[Worker, ...], now: datetime, policy: Policy) -> Case:
@@ -183,7 +197,7 @@ def _machine_faults(worker: Worker, observation: Observation, status: JobStatus,
 
 
 def _own_findings(observation: Observation, status: JobStatus, workers: Sequence[Worker], now: datetime, policy: Policy) -> list[Evidence]:
-    """What the operator finds by waiting: pods that do not end, containers that do not start, workers that outlive worker 0's done."""
+    """What the operator finds by waiting: pods that do not end, what does not start, workers that outlive worker 0's done."""
     found: list[Evidence] = []
     if status.stopping_since is not None:
         return found  # a pod that is slow to end then is slow for us, and says nothing about the failure
@@ -196,6 +210,10 @@ def _own_findings(observation: Observation, status: JobStatus, workers: Sequence
             found.append(_finding(worker, status, late, causes.NOT_STARTED, _still_waiting(worker)))
         elif is_late and not (worker.is_done or worker.has_ended):
             found.append(_finding(worker, status, now, causes.NOT_ENDED, "worker 0 is done, this one neither reported done nor ended"))
+    spec, late = observation.job.spec, late_start_at(observation, status, workers, now, policy)
+    if spec is not None and late is not None and late <= now:
+        text = starts_late_in_words(workers, spec.recovery.start_seconds)
+        found.append(Evidence(now.timestamp(), Source.BEAT, causes.STARTS_LATE, Strength.UNKNOWN, text, status.attempt))
     return found
 
 

@@ -15,6 +15,8 @@ from trainer_runtime.contract.exit_report import ExitCode, ExitReport, Outcome
 
 TRAINING_PHASES: Final = frozenset({Phase.COMPILE, Phase.TRAIN, Phase.SAVE, Phase.EVAL, Phase.TEARDOWN, Phase.DONE})
 """Phases that a worker reaches only after its fence, its restore and its start."""
+STARTING_PHASES: Final = frozenset({Phase.HOLD, Phase.START})
+"""Phases before that. What a worker says of its step in them is not the run's: it has not restored anything yet."""
 OOM_KILLED: Final = "OOMKilled"
 _OUTCOME_OF_CODE: Final[dict[int, Outcome]] = {
     ExitCode.PREEMPTED_SAVED: Outcome.PREEMPTED_SAVED,
@@ -111,6 +113,11 @@ class Worker:
         if self.beat is None:
             return False
         return self.beat.beat.phase in TRAINING_PHASES
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether its beat says that it is not past its start yet."""
+        return self.beat is not None and self.beat.beat.phase in STARTING_PHASES
 
     @property
     def step(self) -> int | None:
