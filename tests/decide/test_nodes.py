@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from rtj_operator.api.v1alpha1 import NodeRemediation
 from rtj_operator.decide.node_conditions import CONDITION_RULES, bad_conditions
 from rtj_operator.decide.node_policy import breaker_obstacle, effective_mode, matching, others_at_work
 from rtj_operator.decide.observation import NodeCondition, NodeView, Taint
-from rtj_operator.decide.plan import CordonNode, StrikeNode
+from rtj_operator.decide.plan import CordonNode, ReleaseNode, StrikeNode
 from rtj_operator.decide.policy import Policy
 from tests.decide.world import SETTINGS, START, World, evidence, node, spec_of
 from trainer_runtime.contract.evidence import Strength
@@ -279,3 +280,91 @@ def test_a_persons_uncordon_holds_us_off_for_a_day_and_not_for_ever(hours: int, 
     faulty(other, place)
     other.settle()
     assert other.nodes[name].unschedulable is is_cordoned
+
+
+def later_job(world: World, **fields: Any) -> World:
+    """Another job on the nodes as this one left them, at the same time."""
+    listening = replace(world.senders, listening_since=world.now - timedelta(hours=1))
+    return World(nodes=world.nodes, now=world.now, senders=listening, **fields)
+
+
+def uncordon(world: World, name: str) -> None:
+    """A person brings a repaired node back."""
+    world.nodes[name] = replace(world.nodes[name], unschedulable=False, conditions=())
+
+
+def carries_marks(view: NodeView) -> bool:
+    """Whether a Node says that its cordon is ours."""
+    return keys.CORDONED_BY in view.annotations
+
+
+def the_same_job_remembers(world: World, name: str) -> World:
+    """The repair took an hour."""
+    world.after(3600)
+    uncordon(world, name)
+    return world
+
+
+def the_exclusion_ran_out(world: World, name: str) -> World:
+    """The repair took longer than a day, and another node failed the job meanwhile."""
+    world.after(25 * 3600).train(9)
+    world.settle()
+    faulty(world, 2)
+    recover(world)
+    world.launch()
+    assert name not in {entry.node for entry in world.status.excluded_nodes}
+    uncordon(world, name)
+    return world
+
+
+def the_job_is_gone(world: World, name: str) -> World:
+    """The repair outlived the job; another one runs now."""
+    world.after(50 * 3600)
+    uncordon(world, name)
+    return later_job(world).launch()
+
+
+@pytest.mark.parametrize("repair", [the_same_job_remembers, the_exclusion_ran_out, the_job_is_gone])
+def test_our_marks_do_not_outlive_a_persons_uncordon_and_a_day_later_the_node_is_cordoned_as_any_other(
+    repair: Callable[[World, str], World],
+) -> None:
+    world = World().launch()
+    name = faulty(world)
+    recover(world)
+    world.launch()
+    assert carries_marks(world.nodes[name])
+    world = repair(world, name)
+    world.settle()
+    assert not carries_marks(world.nodes[name]) and keys.RELEASED_TIME in world.nodes[name].annotations
+    world.after(25 * 3600)
+    other = later_job(world).launch()
+    faulty(other, next(pod.worker for pod in other.gang if pod.node == name))
+    other.settle()
+    assert other.nodes[name].unschedulable
+
+
+@pytest.mark.parametrize(
+    ("node_fields", "job_fields"),
+    [
+        pytest.param({"unschedulable": True}, {}, id="a node whose cordon stands"),
+        pytest.param({"labels": {keys.EXCLUDE_FROM_REMEDIATION: "true"}}, {}, id="a node with the opt-out label"),
+        pytest.param({}, {"spec": spec_of(recovery={"nodeRemediation": "Avoid"})}, id="a job that cordons nothing"),
+        pytest.param({}, {"settings": replace(SETTINGS, node_remediation="Observe")}, id="an operator that only observes"),
+        pytest.param({}, {"node_rights": False}, id="an operator without node rights"),
+    ],
+)
+def test_marks_stay_on(node_fields: dict[str, Any], job_fields: dict[str, Any]) -> None:
+    world = World(**job_fields)
+    world.nodes["n5"] = replace(world.nodes["n5"], annotations={keys.CORDONED_BY: "default/other/uid"}, **node_fields)
+    world.launch()
+    assert carries_marks(world.nodes["n5"])
+
+
+def test_several_jobs_may_release_the_same_node() -> None:
+    world = World().launch()
+    world.nodes["n5"] = replace(world.nodes["n5"], annotations={keys.CORDONED_BY: "default/other/uid"})
+    second = later_job(world)
+    planned = [action for one in (world, second) for action in one.plan().actions if isinstance(action, ReleaseNode)]
+    assert [action.node for action in planned] == ["n5", "n5"]
+    world.settle()
+    assert not any(isinstance(action, ReleaseNode) for one in (world, second) for action in one.plan().actions)

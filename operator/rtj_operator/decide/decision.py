@@ -224,12 +224,11 @@ def _removal_at(spec: JobSpec | None, status: JobStatus) -> datetime | None:
 
 def _with_node_actions(draft: Draft, observation: Observation, now: datetime, policy: Policy) -> Draft:
     failure, spec = draft.status.last_failure, observation.job.spec
-    if spec is not None:
-        draft = draft.act(*node_policy.releases(draft.status.excluded_nodes, failure, spec, observation, now, policy))
-    if failure is None:
-        return draft
-    trusted = node_policy.is_trusted(failure.evidence, failure.worker, observation.job.namespace, policy)
-    return draft.act(*node_policy.node_actions(observation, failure, incident.wish_of(failure), trusted, now, policy))
+    if failure is not None:
+        trusted = node_policy.is_trusted(failure.evidence, failure.worker, observation.job.namespace, policy)
+        draft = draft.act(*node_policy.node_actions(observation, failure, incident.wish_of(failure), trusted, now, policy))
+    # last, because they are every job's: a Node that refuses to be written must keep none from what is its own
+    return draft.act(*node_policy.releases(spec, observation, now, policy)) if spec is not None else draft
 
 
 def _plan(draft: Draft, observation: Observation, now: datetime, policy: Policy) -> Plan:

@@ -223,16 +223,18 @@ def _can_take_pods(node: NodeView | None) -> bool:
     return node is not None and node.is_ready and not node.unschedulable
 
 
-def releases(
-    entries: Iterable[ExcludedNode], failure: Failure | None, spec: JobSpec, observation: Observation, now: datetime, policy: Policy
-) -> tuple[ReleaseNode, ...]:
-    """Return what is to be written to the nodes of this job's incidents that a person uncordoned, so that the 24 h begin."""
+def releases(spec: JobSpec, observation: Observation, now: datetime, policy: Policy) -> tuple[ReleaseNode, ...]:
+    """Return what is to be written to the nodes that a person uncordoned, so that the 24 h begin and our marks do not outlive the cordon.
+
+    Whichever job they were cordoned for: a repair may take longer than that job lives or remembers. Several jobs may plan the same; only
+    the first write finds marks.
+    """
     if effective_mode(spec.recovery.node_remediation, policy, observation.node_rights) is not NodeRemediation.CORDON:
         return ()
-    names = {entry.node for entry in entries} | ({failure.node} if failure is not None and failure.node is not None else set())
-    known = [observation.nodes[name] for name in sorted(names) if name in observation.nodes]
     return tuple(
-        ReleaseNode(node.name, now) for node in known if _is_uncordoned_by_others(node) and keys.EXCLUDE_FROM_REMEDIATION not in node.labels
+        ReleaseNode(name, now)
+        for name, node in sorted(observation.nodes.items())
+        if _is_uncordoned_by_others(node) and keys.EXCLUDE_FROM_REMEDIATION not in node.labels
     )
 
 
