@@ -194,7 +194,8 @@ class World:
         if action.grace_seconds == 0 or pod.terminal or pod.node is None:
             self._forget(pod)
         elif pod.deleting_since is None:
-            self.pods[action.name] = replace(pod, deleting_since=self.now)
+            until = self.now + timedelta(seconds=action.grace_seconds)
+            self.pods[action.name] = replace(pod, deleting_since=self.now, deleting_until=until)
 
     def _forget(self, pod: PodView) -> None:
         self.pods.pop(pod.name, None)

@@ -66,14 +66,17 @@ def failure_times(observation: Observation, status: JobStatus, workers: Sequence
 
 
 def stuck_at(worker: Worker, observation: Observation, policy: Policy) -> datetime | None:
-    """Return when a pod that is being deleted on a Ready node counts as stuck; None when that does not apply."""
+    """Return when a pod that is being deleted on a Ready node counts as stuck; None when that does not apply.
+
+    The clock is the grace of that very deletion: an incident gives seconds where the pod's own may be minutes, a drain may give an hour.
+    """
     spec, pod = observation.job.spec, worker.pod
     if spec is None or pod is None or pod.terminal or pod.deleting_since is None:
         return None
     if observation.nodes and (worker.node is None or not worker.node.is_ready):
         return None
-    ends_at = pod.deleting_since + timedelta(seconds=spec.recovery.termination_seconds)
-    return max(ends_at, pod.deleting_until or ends_at) + timedelta(seconds=policy.stuck_pod_seconds)
+    ends_at = pod.deleting_until or pod.deleting_since + timedelta(seconds=spec.recovery.termination_seconds)
+    return ends_at + timedelta(seconds=policy.stuck_pod_seconds)
 
 
 def not_started_at(worker: Worker, workers: Sequence[Worker], observation: Observation) -> datetime | None:
