@@ -109,7 +109,18 @@ def worst_status() -> api.JobStatus:
     """Every list full, every text at its limit and made of characters of four bytes where any are allowed."""
     text, word = "\U0001f525" * 2000, "n" * 300
     fact = api.EvidenceStatus(at=NOW, source=Source.LOG, fault_class=word, strength=Strength.NODE, text=text, node=word, gpu=word)
-    failure = api.Failure(attempt=1, cause=word, message=text, action=text, node_action=text, evidence=(fact,) * 10, node=word, at=NOW)
+    failure = api.Failure(
+        attempt=1,
+        cause=word,
+        message=text,
+        action=text,
+        node_action=text,
+        evidence=(fact,) * 10,
+        node=word,
+        fingerprint=word,
+        step=7,
+        at=NOW,
+    )
     record = api.CheckpointRecordStatus(step=1, attempt=1, uri=text, manifest_sha256=word, level=Level.VERIFIED, quarantined=text)
     good = [record.evolve(step=step, quarantined=None) for step in (5, 6, 7)]
     condition = api.Condition(type=word, status=api.ConditionStatus.TRUE, reason=word, message=text, last_transition_time=NOW)
@@ -117,7 +128,7 @@ def worst_status() -> api.JobStatus:
     return api.JobStatus(
         attempt=9,
         conditions=tuple(condition.evolve(type=f"{number}{word}") for number in range(30)),
-        failures=(failure,) * 20,
+        failures=tuple(failure.evolve(attempt=attempt) for attempt in range(20, 0, -1)),
         last_failure=failure,
         checkpoints=(*(record,) * 20, *good),
         excluded_nodes=(excluded.evolve(cordoned=True), *(excluded,) * 100),
@@ -146,6 +157,30 @@ def test_the_worst_status_fits_and_keeps_what_decides() -> None:
     assert kept.done_workers == status.done_workers
     assert any(excluded.cordoned for excluded in kept.excluded_nodes)
     assert kept.last_failure is not None and kept.last_failure.cause == "n" * 64
+    assert [recognised(failure) for failure in kept.failures[:3]] == [recognised(failure) for failure in status.failures[:3]]
+
+
+def recognised(failure: api.Failure) -> tuple[object, ...]:
+    """What the same failure is known by when it comes again."""
+    return (failure.attempt, failure.cause, failure.node, failure.fingerprint, failure.step)
+
+
+def test_failures_lose_their_words_before_any_is_forgotten() -> None:
+    text = "x" * 2000
+    fact = api.EvidenceStatus(at=NOW, source=Source.LOG, fault_class="c", strength=Strength.APP, text=text)
+    failure = api.Failure(
+        attempt=1, cause="host_oom", message=text, action=text, node_action=text, evidence=(fact,) * 10, node="n7", fingerprint="f", at=NOW
+    )
+    conditions = tuple(
+        api.Condition(type=f"C{place}", status=api.ConditionStatus.TRUE, reason="R", message=text, last_transition_time=NOW)
+        for place in range(12)
+    )
+    failures = tuple(failure.evolve(attempt=attempt, step=attempt) for attempt in range(10, 0, -1))
+    status = api.JobStatus(attempt=10, conditions=conditions, failures=failures, last_failure=failures[0])
+    kept = api.JobStatus.model_validate(status.to_api())
+    assert [recognised(failure) for failure in kept.failures] == [recognised(failure) for failure in failures]
+    assert [len(condition.message) for condition in kept.conditions] == [len(condition.message) for condition in status.conditions]
+    assert kept.last_failure == status.last_failure
 
 
 def test_a_loss_that_is_not_a_number_reads_as_absent() -> None:

@@ -176,7 +176,8 @@ class JobStatus(ApiModel):
     last_failure: Failure | None = None
     """The newest incident."""
     failures: Annotated[tuple[Failure, ...], First(MAX_FAILURES)] = ()
-    """The newest incidents, newest first; for explanation, nothing is counted from them."""
+    """The newest incidents, newest first. An error that comes again, and a node that was blamed before, are recognised by them. Budgets are
+    not counted from them, and their texts only explain."""
     budget_window: Annotated[tuple[BudgetBucket, ...], First(MAX_BUCKETS)] = ()
     """Incidents by hour and charge; budgets are computed from these."""
     high_water_step: Count | None = None

@@ -18,8 +18,12 @@ NEWEST_KNOWN: Final = 20
 NEWEST_GOOD: Final = 3
 MAX_CHECKPOINTS: Final = NEWEST_KNOWN + NEWEST_GOOD + 1
 """Newest known, newest good, and the one the present attempt resumes from."""
+NEWEST_FAILURES: Final = 3
+"""Failures that always stay: no row of the decision table allows more of one kind in a row."""
 _SHORT: Final = 160
 """Characters left of a message that had to be shortened."""
+_WORDS: Final = ("message", "action", "nodeAction")
+"""Texts of a failure. What it is recognised by when it comes again is short: attempt, cause, node, fingerprint, step."""
 
 
 class _Known(Protocol):
@@ -75,8 +79,17 @@ def _drop_evidence_of_an_old_failure(document: dict[str, Any]) -> bool:
     return True
 
 
+def _drop_words_of_an_old_failure(document: dict[str, Any]) -> bool:
+    oldest = next((failure for failure in reversed(document.get("failures", [])) if any(failure.get(key) for key in _WORDS)), None)
+    if oldest is None:
+        return False
+    oldest.update(dict.fromkeys(_WORDS, ""))  # an absent text reads as an empty one, and would be written as such
+    return True
+
+
 def _drop_oldest_failure(document: dict[str, Any]) -> bool:
-    return _pop_last(document.get("failures", []), lambda _: True)
+    failures = document.get("failures", [])
+    return len(failures) > NEWEST_FAILURES and _pop_last(failures, lambda _: True)
 
 
 def _shorten_condition(document: dict[str, Any]) -> bool:
@@ -89,7 +102,11 @@ def _drop_evidence_of_the_last_failure(document: dict[str, Any]) -> bool:
 
 def _shorten_last_failure(document: dict[str, Any]) -> bool:
     failure = document.get("lastFailure", {})
-    return any(_shorten_text(failure, key) for key in ("message", "action", "nodeAction"))
+    return any(_shorten_text(failure, key) for key in _WORDS)
+
+
+def _shorten_ending(document: dict[str, Any]) -> bool:
+    return _shorten_text(document.get("ending", {}), "message")
 
 
 def _shorten_quarantine(document: dict[str, Any]) -> bool:
@@ -117,12 +134,14 @@ def _drop_exclusion(document: dict[str, Any]) -> bool:
 
 _SHORTENINGS: Final[tuple[Callable[[dict[str, Any]], bool], ...]] = (
     _drop_evidence_of_an_old_failure,
-    _drop_oldest_failure,
+    _drop_words_of_an_old_failure,
     _shorten_condition,
     _drop_evidence_of_the_last_failure,
     _shorten_last_failure,
+    _shorten_ending,
     _shorten_quarantine,
     _drop_old_checkpoint,
+    _drop_oldest_failure,
     _drop_exclusion,
 )
 """In the order of use. Each takes one thing away and says whether it found one."""
