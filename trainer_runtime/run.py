@@ -202,7 +202,11 @@ class Run:
 
     def close(self) -> None:
         """End the run: let a save in flight finish, wait for the other ranks, say that training is done if its loop was. Called again it
-        does nothing. Raises SaveFailed when that save was abandoned; ends the process as superseded when a newer attempt owns the run."""
+        does nothing. Raises SaveFailed when that save was abandoned; ends the process as superseded when a newer attempt owns the run.
+
+        A last evaluation, an export or an upload belongs before it: in the `with` block, after the loop, it may take as long as it needs.
+        From here on the job counts as done whatever follows, and rtj-run kills what still runs 20 minutes after all its ranks came here.
+        """
         if self._closed:
             return
         self._closed = True

@@ -49,10 +49,21 @@ def test_a_rank_that_raised_and_hangs_does_not_hold_up_the_others(tmp_path: Path
     assert report.exit_code == 1
 
 
-def test_a_teardown_that_hangs_after_done_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teardown_that_hangs_after_done_is_done_and_the_kill_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(stop, "TEARDOWN_SECONDS", 0.5)
     report = run(tmp_path, "client.send(Ending(rank, Outcome.DONE)); time.sleep(600)")
     assert (report.outcome, report.exit_code) == (Outcome.DONE, 0)
+    assert report.message.startswith("ranks [0, 1] still ran after training was done and were killed")
+    assert "is killed" in caplog.text
+
+
+def test_work_after_done_is_given_longer_than_ranks_that_are_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop, "LEAVING_SECONDS", 0.0)
+    report = run(tmp_path, "client.send(Ending(rank, Outcome.DONE)); time.sleep(2); open(os.environ['FOLDER'] + f'/export-{rank}', 'w')")
+    assert (report.outcome, report.message) == (Outcome.DONE, "")
+    assert sorted(path.name for path in tmp_path.glob("export-*")) == ["export-0", "export-1"]
 
 
 def test_a_watchdog_abort_in_the_teardown_of_a_done_rank_is_done(tmp_path: Path) -> None:

@@ -128,6 +128,26 @@ def test_the_outcome_is(end: AttemptEnd, outcome: Outcome, code: int) -> None:
     assert (report.outcome, report.exit_code) == (outcome, code)
 
 
+AFTERWARDS = {
+    "ended by itself": (attempt(said(0, Outcome.DONE), said(1, Outcome.DONE), torchrun_code=0), ""),
+    "killed, its code unread": (
+        attempt(said(0, Outcome.DONE, at=90.0, code=None), said(1, Outcome.DONE), overdue_at_ns=89 * SECOND),
+        "ranks [0] still ran after training was done and were killed",
+    ),
+    "raised": (attempt(said(0, Outcome.DONE), said(1, Outcome.DONE, code=1)), "rank 1 ended with exit code 1 after training was done"),
+    "aborted, and its peer with it": (
+        attempt(said(0, Outcome.DONE, at=6.0, code=-signal.SIGTERM), said(1, Outcome.DONE, code=-signal.SIGABRT)),
+        "rank 1 ended with SIGABRT after training was done",
+    ),
+}
+
+
+@pytest.mark.parametrize(("end", "message"), AFTERWARDS.values(), ids=AFTERWARDS)
+def test_a_report_of_done_says_how_what_came_after_it_ended(end: AttemptEnd, message: str) -> None:
+    report = conclude(end)
+    assert (report.outcome, report.message.partition(":")[0]) == (Outcome.DONE, message)
+
+
 def test_a_report_says_which_checkpoint_is_damaged() -> None:
     damaged = DamagedCheckpoint(5, 1, "ab", "data/x", "digest")
     end = said(0, Outcome.DAMAGED, code=80, message="bytes differ")

@@ -86,6 +86,7 @@ class Attempt:
         self._launched_at_ns: int | None = None
         self._stopped_at_ns: int | None = None
         self._terminated_at_ns: int | None = None
+        self._overdue_at_ns: int | None = None
         self._told_to_stop = ""
         self._leave_now = False
         self._asked_to_save: set[int] = set()
@@ -340,10 +341,15 @@ class Attempt:
                 self._limit_life(stop.RAISED_SECONDS)
             elif book.all_died:
                 self._limit_life(stop.BARRIER_SECONDS if self._terminated_at_ns is None else stop.STOP_SECONDS)
-            elif book.all_said_good_end or book.some_gave_a_reason:
+            elif book.all_said_done:
                 self._limit_life(stop.TEARDOWN_SECONDS)
+            elif book.all_said_good_end or book.some_gave_a_reason:
+                self._limit_life(stop.LEAVING_SECONDS)
         if self._kill_at is not None and now >= self._kill_at and self._give_up_at is None:
             self._give_up_at = now + stop.GIVE_UP_SECONDS
+            if book.all_said_done and not book.all_died:
+                self._overdue_at_ns = time.time_ns()
+                log.warning("rtj: all ranks said that they are done, and some still run; what they do after their run is closed is killed")
             self._ranks.kill()
         if self._give_up_at is not None and now >= self._give_up_at:
             log.error("rtj: torchrun did not end %g s after SIGKILL; the kernel holds it", stop.GIVE_UP_SECONDS)
@@ -378,6 +384,7 @@ class Attempt:
             launched_at_ns=self._launched_at_ns,
             stopped_at_ns=self._stopped_at_ns,
             terminated_at_ns=self._terminated_at_ns,
+            overdue_at_ns=self._overdue_at_ns,
             told_to_stop=self._told_to_stop,
             node=orders.node,
             evidence=book.evidence,

@@ -68,6 +68,8 @@ class AttemptEnd:
     """When rtj-run began to end the ranks; what came later is collateral."""
     terminated_at_ns: int | None = None
     """When SIGTERM came, if it did."""
+    overdue_at_ns: int | None = None
+    """When rtj-run killed what still ran although all ranks had said that they are done, if it did."""
     told_to_stop: str = ""
     """Why the operator's directive ended it, if it did."""
     node: str | None = None
@@ -101,7 +103,7 @@ def conclude(end: AttemptEnd) -> ExitReport:
             return _report(end, Outcome.PREEMPTED_SAVED, ExitCode.PREEMPTED_SAVED)
         # A script that says nothing and ends with 0 when it is told to go may have been anywhere in its training.
         if outcomes or not (end.terminated_at_ns is not None or end.told_to_stop):
-            return _report(end, Outcome.DONE, ExitCode.DONE, message=_describe_silence(end))
+            return _report(end, Outcome.DONE, ExitCode.DONE, message=_describe_done(end))
     if end.terminated_at_ns is not None or Outcome.PREEMPTED_UNSAVED in outcomes:
         message = next((rank.ending.message for rank in end.ranks if rank.ending is not None and rank.ending.message), "")
         return _report(end, Outcome.PREEMPTED_UNSAVED, ExitCode.PREEMPTED_UNSAVED, failure=failure, message=message)
@@ -216,9 +218,13 @@ def _describe(failure: _Failure) -> str:
         return failure.end.raised.exception
     if failure.end.ending is not None and failure.end.ending.message:
         return failure.end.ending.message
-    if failure.exit_code < 0:
-        return signal.Signals(-failure.exit_code).name if -failure.exit_code in signal.valid_signals() else f"signal {-failure.exit_code}"
-    return failure.end.error or f"exit code {failure.exit_code}"
+    return failure.end.error if failure.end.error and failure.exit_code >= 0 else _describe_code(failure.exit_code)
+
+
+def _describe_code(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
 
 
 def _exit_evidence(end: AttemptEnd, failure: _Failure) -> tuple[Evidence, ...]:
@@ -244,6 +250,25 @@ def _shell_code(code: int) -> int:
     return SIGNAL_BASE - code if code < 0 else code
 
 
+def _describe_done(end: AttemptEnd) -> str:
+    return "; ".join(part for part in (_describe_silence(end), _describe_afterwards(end)) if part)
+
+
 def _describe_silence(end: AttemptEnd) -> str:
     silent = [rank.rank for rank in end.ranks if rank.has_joined and rank.ending is None]
     return f"ranks {silent} ended with exit code 0 without saying that their last save is verified" if silent else ""
+
+
+def _describe_afterwards(end: AttemptEnd) -> str:
+    """Say that what a script does after its run is closed did not end well: its success is the training's, and would hide that."""
+    done = [rank for rank in end.ranks if rank.ending is not None and rank.ending.outcome is Outcome.DONE]
+    killed = [rank.rank for rank in done if end.overdue_at_ns is not None and (rank.died_at_ns or end.overdue_at_ns) >= end.overdue_at_ns]
+    failed = [rank for rank in done if rank.exit_code not in (None, 0)]
+    if killed:
+        what = f"ranks {killed} still ran after training was done and were killed"
+    elif failed:
+        first = min(failed, key=lambda rank: (rank.died_at_ns or 0, rank.rank))
+        what = f"rank {first.rank} ended with {_describe_code(first.exit_code or 0)} after training was done"
+    else:
+        return ""
+    return f"{what}: what the script does after its run is closed may be missing"

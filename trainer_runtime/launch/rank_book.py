@@ -15,7 +15,7 @@ from trainer_runtime.channel.messages import DeleteProposed, Ending, Holding, Pr
 from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RankSummary, RecordKey, SaveFailure, Tier
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.evidence import Evidence, Strength
-from trainer_runtime.contract.exit_report import VerifiedCheckpoint
+from trainer_runtime.contract.exit_report import Outcome, VerifiedCheckpoint
 from trainer_runtime.heartbeat.state import WorkerState
 from trainer_runtime.launch.exit_report import OWN_REASONS, RankEnd, ended_well, has_failed
 from trainer_runtime.launch.rank_hook import raised_path
@@ -151,6 +151,12 @@ class RankBook:
         """Whether every local rank said that it is done, or saved and stops."""
         ends = self._ends.values()
         return self.local_world_size == len(ends) and all(end.ending is not None and ended_well(end) for end in ends)
+
+    @property
+    def all_said_done(self) -> bool:
+        """Whether every local rank said that training is done."""
+        ends = self._ends.values()
+        return self.local_world_size == len(ends) and all(end.ending is not None and end.ending.outcome is Outcome.DONE for end in ends)
 
     @property
     def some_gave_a_reason(self) -> bool:

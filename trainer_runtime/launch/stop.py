@@ -9,8 +9,11 @@ STOP_SECONDS: Final = 5.0
 """From asking the ranks to end (SIGTERM) to killing them. torchrun alone would wait 30 s, while every other worker waits for us."""
 RAISED_SECONDS: Final = 10.0
 """How long a rank that raised may take to end by itself: its last save may be draining. One that hangs here would hold up the others."""
-TEARDOWN_SECONDS: Final = 60.0
-"""How long a rank may take to end after it said that it is done; collectives have been seen to hang there."""
+TEARDOWN_SECONDS: Final = 1200.0
+"""How long ranks may take to end after all of them said that they are done; collectives have been seen to hang there. Above what torch
+itself needs to end those: 600 s for a collective of NCCL, then 480 s for its abort. A script's work that is not over by then is lost."""
+LEAVING_SECONDS: Final = 60.0
+"""The same for ranks that saved because they are to go, or that cannot go on: nothing of theirs is left to do, and others wait."""
 BARRIER_SECONDS: Final = 330.0
 """torchrun waits up to 300 s for the other workers after its own ranks ended well; worker 0 keeps the rendezvous alive for them so."""
 GIVE_UP_SECONDS: Final = 10.0
