@@ -75,7 +75,7 @@ class OperatorSettings:
     """Cordons of ours that stand at the same time, in percent of the matching nodes; always at least 2."""
     trusted_namespaces: tuple[str, ...] = ("*",)
     """Namespaces, comma-separated, whose pods' own word (exit reports, NVML, log lines) may cordon a node. ``*``: all, for clusters of one
-    team. Elsewhere such evidence only makes that job avoid the node."""
+    team; empty: none. Elsewhere such evidence only makes that job avoid the node."""
     manifest_stores: tuple[ManifestPrefix, ...] = ()
     """Where the operator reads manifests itself before it chooses a resume point: a JSON list of objects with the fields of ManifestPrefix.
     Empty: it chooses from what workers report."""
@@ -101,8 +101,9 @@ _RANGES: Final[Mapping[str, tuple[int, int]]] = {
 
 
 def load_settings(environment: Mapping[str, str]) -> OperatorSettings:
-    """Read the settings. An empty variable counts as not set. Raises SettingsError for the first one that cannot be used.
+    """Read the settings. Raises SettingsError for the first one that cannot be used.
 
+    An empty variable is the empty list where a list is meant: who trusts nobody must not get the default. Elsewhere it counts as not set.
     A variable with our prefix that is no setting is refused too: it is a typing mistake that would otherwise act as the default.
     """
     fields = {field.name: field for field in dataclasses.fields(OperatorSettings)}
@@ -114,8 +115,11 @@ def load_settings(environment: Mapping[str, str]) -> OperatorSettings:
     values: dict[str, Any] = {}
     for name, field in fields.items():
         text = environment.get(variable_name(name), "").strip()
+        is_list = typing.get_origin(kinds[name]) is tuple
         if text:
             values[name] = _read(name, kinds[name], text)
+        elif is_list and variable_name(name) in environment:
+            values[name] = ()
         elif field.default is dataclasses.MISSING:
             raise SettingsError(f"{variable_name(name)}: not set, and it has no default")
     settings = OperatorSettings(**values)

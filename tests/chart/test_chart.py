@@ -15,6 +15,7 @@ from cryptography import x509
 from e2e.cluster.errors import ClusterError
 from rtj_operator.api import keys
 from rtj_operator.api.crd.definition import NAME, custom_resource_definition
+from rtj_operator.decide.policy import policy_of
 from rtj_operator.settings import PREFIX, ManifestPrefix, load_settings
 from tests.chart.rendering import CHART, KUBE_VERSION, Objects, helm, operator_environment, render, set_values
 
@@ -58,6 +59,12 @@ def test_values_reach_the_settings() -> None:
         ManifestPrefix("team-a", "s3://checkpoints/team-a", "https://s3.example", "eu-1", "/etc/rtj/stores/0"),
         ManifestPrefix("team-b", "s3://checkpoints/team-b"),
     )
+
+
+@pytest.mark.parametrize(("value", "trusted"), [("[]", frozenset()), ('["*"]', None), ('["team-a"]', frozenset({"team-a"}))])
+def test_the_namespaces_that_are_trusted_are_those_that_are_listed(value: str, trusted: frozenset[str] | None) -> None:
+    objects = render("--set-json", f"remediation.trustedNamespaces={value}")
+    assert policy_of(load_settings(operator_environment(objects))).trusted_namespaces == trusted
 
 
 def test_a_stores_secret_is_mounted_where_the_operator_looks_for_it() -> None:

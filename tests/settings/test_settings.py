@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rtj_operator.decide.policy import policy_of
 from rtj_operator.settings import ManifestPrefix, OperatorSettings, SettingsError, load_settings
 
 NEEDED = {
@@ -42,6 +43,14 @@ def test_every_kind_of_value_is_read() -> None:
 
 
 STORES = "RTJ_OPERATOR_MANIFEST_STORES"
+
+
+def test_an_empty_list_is_empty_and_not_the_default() -> None:
+    lists = ("RTJ_OPERATOR_NAMESPACES", "RTJ_OPERATOR_TRUSTED_NAMESPACES", STORES)
+    settings = load_settings({**NEEDED, **dict.fromkeys(lists, "")})
+    assert (settings.namespaces, settings.trusted_namespaces, settings.manifest_stores) == ((), (), ())
+    assert policy_of(settings).trusted_namespaces == frozenset()
+    assert policy_of(load_settings(NEEDED)).trusted_namespaces is None
 
 
 def test_stores_that_may_be_read_are_read() -> None:
