@@ -71,8 +71,24 @@ async def test_a_pod_that_we_created_is_there_at_once(namespaces: list[str]) -> 
         assert [view.worker for view in cache.of_job("ml", "job-1")] == [0]
 
 
-def node(name: str, version: int) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-02T03:00:00Z"}]
+async def test_a_container_of_a_node_whose_clock_is_ahead_started_when_it_was_first_seen() -> None:
+    async with serve() as (server, client):
+        now = NOW
+        ahead = pod(0, "a", 1)
+        ahead["status"] = {"containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "2026-01-02T09:00:00Z"}}}]}
+        server.things = {"0": ahead}
+        cache = PodCache(client, [], lambda job_uid: None, lambda: now)
+        await run_until(cache.informers, lambda: cache.find("pod-0-ml") is not None)
+        now += timedelta(seconds=30)
+        ahead["metadata"]["resourceVersion"] = "2"
+        await run_until(cache.informers, lambda: len(server.watches) == 2)
+        found = cache.find("pod-0-ml")
+        assert found is not None and found.view.container is not None
+        assert found.view.container.started_at == NOW
+
+
+def node(name: str, version: int, heartbeat: str = "2026-01-02T03:00:00Z") -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": "True", "lastHeartbeatTime": heartbeat}]
     return {"metadata": {"name": name, "uid": name, "resourceVersion": str(version)}, "status": {"conditions": conditions}}
 
 
@@ -118,9 +134,32 @@ async def test_a_nodes_lease_is_its_newest_sign_of_life_and_wakes_nobody() -> No
         cache = NodeCache(client, woken.append)
         await cache.prepare()
         renewed = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-        await run_until(cache.informers, lambda: "n7" in cache.all() and cache.all()["n7"].lease_renewed_at == renewed)
+        await run_until(cache.informers, lambda: "n7" in cache.all() and cache.all()["n7"].alive_at == renewed)
         assert woken == ["n7"]
         assert set(cache.all()) == {"n7"}
+
+
+@pytest.mark.parametrize("has_leases", [True, False], ids=["leases", "heartbeats alone"])
+async def test_a_node_whose_clock_is_ahead_is_alive_when_it_was_last_heard_and_not_until_its_clock_is_reached(has_leases: bool) -> None:
+    async with serve() as (server, client):
+        now = NOW
+        cache = NodeCache(client, lambda name: None, lambda: now)
+        if not has_leases:
+            server.answers = [web.json_response({"items": []}), web.json_response({}, status=403)]
+        await cache.prepare()
+
+        async def see(version: int, stated: str) -> datetime | None:
+            server.things_at = {"nodes": {"n7": node("n7", version, stated)}, "leases": {"n7": lease("n7", version, stated)}}
+            watches = len(server.watches) + len(cache.informers)
+            await run_until(cache.informers, lambda: len(server.watches) >= watches)
+            return cache.all()["n7"].alive_at
+
+        assert await see(1, "2026-01-02T09:00:00Z") == NOW
+        now = NOW + timedelta(seconds=10)
+        assert await see(2, "2026-01-02T09:00:10Z") == now
+        heard = now
+        now = NOW + timedelta(seconds=90)
+        assert await see(3, "2026-01-02T09:00:10Z") == heard
 
 
 @pytest.mark.parametrize(

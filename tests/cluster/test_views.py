@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rtj_operator.api import keys
-from rtj_operator.cluster.nodes import parse_lease, parse_node
+from rtj_operator.cluster.nodes import NodeRecord, parse_lease, parse_node
 from rtj_operator.cluster.pods import parse_pod
 from rtj_operator.decide.observation import ContainerView, NodeView, PodView, Taint
 from trainer_runtime.contract.exit_report import ExitReport, Outcome
@@ -141,16 +141,17 @@ def test_a_node_is_read_with_our_annotations_only_and_its_newest_sign_of_life() 
             ],
         },
     }
-    node = parse_node(document)
+    record = parse_node(document)
+    node = record.view
     assert (node.is_ready, node.unschedulable, node.boot_id, node.resource_version) == (True, True, "boot-1", "5")
     assert node.annotations == {keys.CORDONED_BY: "ml/gpt/u"}
     assert node.taints == (Taint("node.kubernetes.io/unschedulable", "NoSchedule"),)
-    assert node.lease_renewed_at == datetime(2026, 1, 2, 3, 0, 30, tzinfo=UTC)
+    assert record.heartbeat_at == datetime(2026, 1, 2, 3, 0, 30, tzinfo=UTC)
 
 
 def test_a_node_that_never_reported_is_of_unknown_readiness() -> None:
-    node = parse_node({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}})
-    assert node == NodeView(name="n", uid="u", ready="Unknown", resource_version="1")
+    record = parse_node({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}})
+    assert record == NodeRecord(NodeView(name="n", uid="u", ready="Unknown", resource_version="1"), None)
 
 
 def test_a_lease_tells_when_it_was_renewed() -> None:

@@ -209,7 +209,7 @@ class World:
         self.now += timedelta(seconds=seconds)
         for name, view in self.nodes.items():
             if view.is_ready:
-                self.nodes[name] = replace(view, lease_renewed_at=self.now)
+                self.nodes[name] = replace(view, alive_at=self.now)
         return self
 
     @property
@@ -312,4 +312,4 @@ class World:
 
 def node(name: str, at: datetime, **fields: Any) -> NodeView:
     """A Ready node."""
-    return NodeView(name, f"uid-{name}", "True", resource_version="5", boot_id=f"boot-{name}", lease_renewed_at=at, **fields)
+    return NodeView(name, f"uid-{name}", "True", resource_version="5", boot_id=f"boot-{name}", alive_at=at, **fields)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,6 +16,8 @@ from rtj_operator.api.template import gpu_count
 from rtj_operator.cluster.client import KubeClient
 from rtj_operator.cluster.errors import ApiError
 from rtj_operator.cluster.informer import Informer, Source
+from rtj_operator.cluster.outage import utc_now
+from rtj_operator.cluster.sightings import Sightings
 from rtj_operator.cluster.times import parse_time
 from rtj_operator.decide.observation import NodeCondition, NodeView, Taint
 
@@ -26,8 +28,17 @@ NODE_LEASES_PATH: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lea
 OURS: Final = "rtj.dev/"
 
 
-def parse_node(node: dict[str, Any]) -> NodeView:
-    """Return the slim record of a Node; ``lease_renewed_at`` is the newest heartbeat of its conditions until a lease says more."""
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One Node and what its conditions say of its life."""
+
+    view: NodeView
+    heartbeat_at: datetime | None
+    """The newest heartbeat of its conditions, by the node's own clock."""
+
+
+def parse_node(node: dict[str, Any]) -> NodeRecord:
+    """Return the slim record of a Node."""
     metadata, status = node["metadata"], node.get("status") or {}
     conditions = tuple(
         NodeCondition(
@@ -36,13 +47,13 @@ def parse_node(node: dict[str, Any]) -> NodeView:
             reason=condition.get("reason", ""),
             message=condition.get("message", ""),
             transitioned_at=parse_time(condition.get("lastTransitionTime")),
-            heartbeat_at=parse_time(condition.get("lastHeartbeatTime")),
         )
         for condition in status.get("conditions") or ()
     )
+    heartbeats = [parse_time(condition.get("lastHeartbeatTime")) for condition in status.get("conditions") or ()]
     ready = next((condition for condition in conditions if condition.type == "Ready"), None)
     taints = (node.get("spec") or {}).get("taints") or ()
-    return NodeView(
+    view = NodeView(
         name=metadata["name"],
         uid=metadata["uid"],
         ready=ready.status if ready else "Unknown",
@@ -54,24 +65,25 @@ def parse_node(node: dict[str, Any]) -> NodeView:
         labels=metadata.get("labels") or {},
         annotations={key: value for key, value in (metadata.get("annotations") or {}).items() if key.startswith(OURS)},
         gpus=gpu_count((status.get("capacity") or {}).get(keys.GPU_RESOURCE)),
-        lease_renewed_at=max((c.heartbeat_at for c in conditions if c.heartbeat_at is not None), default=None),
     )
+    return NodeRecord(view, max((at for at in heartbeats if at is not None), default=None))
 
 
 def parse_lease(lease: dict[str, Any]) -> datetime | None:
-    """Return when a node's lease was last renewed."""
+    """Return when a node's lease was last renewed, by the node's own clock."""
     return parse_time((lease.get("spec") or {}).get("renewTime"))
 
 
 class NodeCache:
     """Every Node by name. ``on_change`` gets the node's name for every change of the Node, not for a renewed lease."""
 
-    def __init__(self, client: KubeClient, on_change: Callable[[str], None]) -> None:
+    def __init__(self, client: KubeClient, on_change: Callable[[str], None], clock: Callable[[], datetime] = utc_now) -> None:
         self._client = client
         self._on_change = on_change
         self._nodes: dict[str, NodeView] = {}
-        self._renewed: dict[str, datetime] = {}
-        self._informer: Informer[NodeView] | None = None
+        self._heartbeats = Sightings(clock)
+        self._leases = Sightings(clock)
+        self._informer: Informer[NodeRecord] | None = None
         self.informers: list[Informer[Any]] = []
 
     async def prepare(self) -> None:
@@ -110,25 +122,21 @@ class NodeCache:
             raise
         return True
 
-    def _node_changed(self, name: str, _before: NodeView | None, after: NodeView | None) -> None:
+    def _node_changed(self, name: str, _before: NodeRecord | None, after: NodeRecord | None) -> None:
+        self._heartbeats.note(name, after.heartbeat_at if after is not None else None)
         if after is None:
             self._nodes.pop(name, None)
         else:
-            self._nodes[name] = _with_sign(after, self._renewed.get(name))
+            self._nodes[name] = self._with_sign(after.view)
         self._on_change(name)
 
     def _lease_changed(self, key: str, _before: datetime | None, after: datetime | None) -> None:
         name = key.rpartition("/")[2]
-        if after is None:
-            self._renewed.pop(name, None)
-            return
-        self._renewed[name] = after
+        self._leases.note(name, after)
         node = self._nodes.get(name)
         if node is not None:
-            self._nodes[name] = _with_sign(node, after)
+            self._nodes[name] = self._with_sign(node)
 
-
-def _with_sign(node: NodeView, renewed: datetime | None) -> NodeView:
-    if renewed is None or (node.lease_renewed_at is not None and node.lease_renewed_at >= renewed):
-        return node
-    return replace(node, lease_renewed_at=renewed)
+    def _with_sign(self, node: NodeView) -> NodeView:
+        signs = (self._heartbeats.at(node.name), self._leases.at(node.name))
+        return replace(node, alive_at=max((at for at in signs if at is not None), default=None))

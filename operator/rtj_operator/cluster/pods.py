@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from rtj_operator.api import keys
 from rtj_operator.cluster.client import KubeClient
 from rtj_operator.cluster.informer import Informer, Source
+from rtj_operator.cluster.outage import utc_now
+from rtj_operator.cluster.sightings import Sightings
 from rtj_operator.cluster.times import parse_time
 from rtj_operator.decide.observation import ContainerView, PodCondition, PodView
 from trainer_runtime.contract.codec import ContractError, loads
@@ -105,8 +107,11 @@ def _report(message: str) -> tuple[ExitReport | None, str]:
 class PodCache:
     """All pods of all jobs, found by job, by pod uid and by node. ``on_change`` gets the job uid of what changed."""
 
-    def __init__(self, client: KubeClient, namespaces: Sequence[str], on_change: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: KubeClient, namespaces: Sequence[str], on_change: Callable[[str], None], clock: Callable[[], datetime] = utc_now
+    ) -> None:
         self._on_change = on_change
+        self._starts = Sightings(clock)
         self._by_job: dict[str, dict[str, PodRecord]] = defaultdict(dict)
         self._by_uid: dict[str, PodRecord] = {}
         self._by_node: dict[str, dict[str, str]] = defaultdict(dict)
@@ -140,7 +145,11 @@ class PodCache:
         return set(self._by_node.get(node, {}).values())
 
     def _changed(self, key: str, before: PodRecord | None, after: PodRecord | None) -> None:
+        if after is not None:
+            after = self._with_start(after)
         if before is not None:
+            if after is None or after.view.uid != before.view.uid:
+                self._starts.note(before.view.uid, None)
             self._by_uid.pop(before.view.uid, None)
             self._leave_node(before)
             siblings = self._by_job[before.job_uid]
@@ -154,6 +163,14 @@ class PodCache:
             self._by_job[after.job_uid][key] = after
         for uid in {record.job_uid for record in (before, after) if record is not None}:
             self._on_change(uid)
+
+    def _with_start(self, record: PodRecord) -> PodRecord:
+        """Return the record with its container's start by our clock; the kubelet writes it by the node's."""
+        view = record.view
+        if view.container is None:
+            return record
+        self._starts.note(view.uid, view.container.started_at)
+        return replace(record, view=replace(view, container=replace(view.container, started_at=self._starts.at(view.uid))))
 
     def _leave_node(self, record: PodRecord) -> None:
         node = record.view.node

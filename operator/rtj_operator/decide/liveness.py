@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from rtj_operator.decide.observation import NodeView, Observation, SendersView
+from rtj_operator.decide.observation import Observation, SendersView
 from rtj_operator.decide.policy import Policy
 from rtj_operator.decide.workers import Worker
 
@@ -49,8 +49,7 @@ def last_sign_of_life(worker: Worker, attempt_started_at: datetime | None) -> da
     container = worker.pod.container if worker.pod is not None else None
     signs = [
         worker.beat.received_at if worker.beat is not None else None,
-        worker.node.lease_renewed_at if worker.node is not None else None,
-        _newest_heartbeat(worker.node) if worker.node is not None else None,
+        worker.node.alive_at if worker.node is not None else None,
         worker.scheduled_at,
         container.started_at if container is not None else None,
     ]
@@ -99,7 +98,3 @@ def silent_at(worker: Worker, senders: SendersView, policy: Policy) -> datetime 
     container = worker.pod.container if worker.pod is not None else None
     started = container.started_at if container is not None else None
     return max(started or senders.listening_since, senders.listening_since) + timedelta(seconds=FIRST_BEAT_SECONDS)
-
-
-def _newest_heartbeat(node: NodeView) -> datetime | None:
-    return max((condition.heartbeat_at for condition in node.conditions if condition.heartbeat_at is not None), default=None)

@@ -1,6 +1,7 @@
 """What one pass knows about one job: everything `decide` may look at, as frozen values.
 
-Times are aware UTC datetimes. Liveness is judged by the operator's own clock, so a beat carries when *we* received it.
+Times are aware UTC datetimes. Liveness is judged by the operator's own clock: a beat carries when *we* received it, a node when *we* saw it
+alive, and a container no start that lies ahead of the moment in which *we* saw it run.
 """
 
 from __future__ import annotations
@@ -84,7 +85,6 @@ class NodeCondition:
     reason: str = ""
     message: str = ""
     transitioned_at: datetime | None = None
-    heartbeat_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class NodeView:
     """Only ``rtj.dev/*``."""
     gpus: int = 0
     """nvidia.com/gpu in its capacity."""
-    lease_renewed_at: datetime | None = None
-    """The node's own last sign of life: its lease, or the newest heartbeat of a condition when leases cannot be read."""
+    alive_at: datetime | None = None
+    """The node's own last sign of life: when its lease or a heartbeat of its conditions was seen to be renewed."""
 
     @property
     def is_ready(self) -> bool:
