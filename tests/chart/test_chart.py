@@ -112,6 +112,13 @@ def test_without_cordon_there_is_no_right_to_write_nodes(mode: str) -> None:
     assert ("ValidatingAdmissionPolicy", "rtj-nodes") not in objects
 
 
+@pytest.mark.parametrize("changed", ["nodeAccess=false", "mode=Avoid", "trustedNamespaces={a}"])
+def test_another_say_about_nodes_starts_the_operator_anew(plain: Objects, changed: str) -> None:
+    after = render("--set", f"remediation.{changed}")
+    assert after["Deployment", "rtj"]["spec"]["template"] != plain["Deployment", "rtj"]["spec"]["template"]
+    assert plain["Deployment", "rtj"]["spec"]["template"] == render()["Deployment", "rtj"]["spec"]["template"]
+
+
 def test_with_named_namespaces_the_rights_over_jobs_are_there_only() -> None:
     objects = render("--values", str(CHART / "ci" / "minimal-rights-values.yaml"))
     assert rights(objects["ClusterRole", "rtj"]) == {"tokenreviews": {"create"}}

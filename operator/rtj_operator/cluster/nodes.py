@@ -91,7 +91,7 @@ class NodeCache:
         sees_nodes = await self._is_readable(NODES_PATH)
         sees_leases = sees_nodes and await self._is_readable(NODE_LEASES_PATH)
         if not sees_nodes:
-            log.warning("no right to list nodes: lost nodes are recognised by their pods alone, and none is excluded or cordoned")
+            log.warning("no right to list nodes: lost nodes are recognised by their pods alone, jobs avoid bad ones, and none is cordoned")
             return
         self._informer = Informer(self._client, Source(NODES_PATH), parse_node, self._node_changed)
         self.informers.append(self._informer)
@@ -99,6 +99,11 @@ class NodeCache:
             self.informers.append(Informer(self._client, Source(NODE_LEASES_PATH), parse_lease, self._lease_changed))
         else:
             log.warning("no right to list leases in kube-node-lease: a node's last sign of life is its conditions' heartbeat")
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Whether Nodes are watched, which is settled once, by `prepare`."""
+        return self._informer is not None
 
     def all(self) -> Mapping[str, NodeView]:
         """Return a copy of the map of all Nodes."""

@@ -219,6 +219,6 @@ class Observation:
     """None until it was made for this generation."""
     refusals: tuple[CreateRefusal, ...] = ()
     node_rights: bool = True
-    """Whether the operator may patch Nodes."""
+    """Whether the operator watches Nodes and may patch them."""
     caches_synced_at: datetime | None = None
     """When both informers had their first full list; nothing is judged before."""

@@ -27,7 +27,7 @@ CHECK_AGAIN: Final = {
 """When a dry run is made again, by its outcome: below the time after which `decide` looks again, for what passes by itself. An invalid
 template stays as it is, but admission webhooks and policies refuse with 400 and 422 too, and those are changed without the job."""
 RIGHTS_FRESH: Final = timedelta(minutes=10)
-"""How long the answer about node rights counts: a chart upgrade changes it."""
+"""How long the answer about node rights counts: whoever writes the roles may change it."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ class Observer:
         # What must be asked for comes first, so that everything below is read at one moment, without a wait in between.
         template_check = await self._facts.template_check(job, now)
         service_exists = job.is_finished or await self._facts.service_exists(job, now)
-        node_rights = await self._facts.node_rights(now)
+        # A right that came after the start is of no use to an operator that does not watch Nodes.
+        node_rights = self._nodes.sees_nodes and await self._facts.node_rights(now)
         latest = self._jobs.get(job.key)
         job = latest if latest is not None and latest.uid == job.uid else job
         pods = self._pods.of_job(job.namespace, job.uid)
