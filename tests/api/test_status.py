@@ -137,6 +137,9 @@ def worst_status() -> api.JobStatus:
         ),
         done_workers=tuple(range(0, 4096, 2)),
         ending=api.Ending(succeeded=False, reason=word, message=text),
+        attempt_settings=api.AttemptSettings(
+            keep_best_metric=text, s3_endpoint=text[:256], s3_region=text, local=text[:256], archive_store=word[:256]
+        ),
         save_failure=api.SaveFailureStatus(step=10**9, reason=text, count=5),
         run=api.RunStatus(
             taken_over_from=word,

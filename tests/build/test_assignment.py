@@ -67,6 +67,24 @@ def test_what_the_runtime_obeys_travels_whole() -> None:
     assert (settings.local, settings.archive) == ("/checkpoints", Archive("s3://archive", 1000))
 
 
+def test_every_text_that_a_user_may_write_comes_to_the_runtime_as_it_was_written() -> None:
+    texts = {
+        "keep.best.metric": "ä" * 64,
+        "s3.region": "ä" * 64,
+        "s3.endpoint": "https://".ljust(256, "ä"),
+        "local.path": "/checkpoints/".ljust(256, "ä"),
+        "archive.store": "s3://archive/".ljust(256, "a"),
+    }
+    spec = {"store": "file:///checkpoints/store", **texts}
+    job = Job.parse(stored({f"spec.checkpoint.{path}": text for path, text in spec.items()}))
+    assert job.spec is not None, job.spec_error
+    written = STATUS.evolve(attempt_settings=attempt_settings(job.spec)).to_api()
+    settings = assignment_for(job, 0, Job.parse(stored({"status": written})).status).settings
+    assert settings.keep.best is not None and settings.archive is not None
+    travelled = (settings.keep.best.metric, settings.s3.region, settings.s3.endpoint, settings.local, settings.archive.store)
+    assert travelled == tuple(texts.values())
+
+
 def test_a_checkpoint_that_a_person_named_comes_without_a_digest() -> None:
     uri = "s3://bucket/other/steps/0000000500-00000002"
     point = AttemptResume(step=500, attempt=2, uri=uri, mode=ResumeMode.WARM_START, foreign=True)

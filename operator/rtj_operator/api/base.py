@@ -103,6 +103,8 @@ Count = Annotated[int, Field(ge=0)]
 
 Word = Annotated[str, Cut(64, "ascii")]
 """An identifier: a cause, a reason, a uid, a digest."""
+Key = Annotated[str, Cut(64)]
+"""A name that the user chose, in any script, and by which something is found: it must come back unchanged, so the spec bounds it too."""
 Name = Annotated[str, Cut(253, "ascii")]
 """A Kubernetes object's name."""
 Uri = Annotated[str, Cut(448)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from rtj_operator.api.base import ApiModel, Count, First, Line, Time, Uri, Word
+from rtj_operator.api.base import ApiModel, Count, First, Key, Line, Time, Uri, Word
 from trainer_runtime.contract.allow import ALLOW_WORDS, Allow
 from trainer_runtime.contract.assignment import Goal, ResumeMode, ResumePoint
 from trainer_runtime.contract.beat import SHARED_TIERS, Level, Tier
@@ -110,7 +110,7 @@ class AttemptSettings(ApiModel):
     """spec.checkpoint.keep.last."""
     keep_every_steps: Count | None = None
     """spec.checkpoint.keep.everySteps."""
-    keep_best_metric: Word | None = None
+    keep_best_metric: Key | None = None
     """spec.checkpoint.keep.best.metric."""
     keep_best_mode: Goal = Goal.MIN
     """spec.checkpoint.keep.best.mode."""
@@ -122,7 +122,7 @@ class AttemptSettings(ApiModel):
     """spec.checkpoint.allow."""
     s3_endpoint: Uri | None = None
     """spec.checkpoint.s3.endpoint."""
-    s3_region: Word | None = None
+    s3_region: Key | None = None
     """spec.checkpoint.s3.region."""
     local: Uri | None = None
     """spec.checkpoint.local.path."""
