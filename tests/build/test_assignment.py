@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from rtj_operator.api.v1alpha1 import AttemptResume, Job, JobStatus
@@ -18,7 +20,7 @@ def test_an_in_place_restart_keeps_the_hosts_and_changes_port_and_id() -> None:
     before = rendezvous_for("ml", "gpt", "0f3c9a52-1111", 3, 4)
     after = rendezvous_for("ml", "gpt", "0f3c9a52-1111", 3, 5)
     assert before.master_addr == after.master_addr == "gpt-3-0.gpt.ml.svc"
-    assert (before.master_port, after.master_port) == (29004, 29005)
+    assert after.master_port - before.master_port in (1, 1 - PORTS)
     assert (before.run_id, after.run_id) == ("0f3c9a52-4", "0f3c9a52-5")
 
 
@@ -26,6 +28,15 @@ def test_ports_stay_below_node_ports_and_ephemeral_ports() -> None:
     ports = {rendezvous_for("ml", "gpt", "u", 1, attempt).master_port for attempt in range(1, 3000)}
     assert (min(ports), max(ports)) == (FIRST_PORT, FIRST_PORT + PORTS - 1)
     assert max(ports) < 30_000
+
+
+def test_jobs_that_share_a_nodes_network_rarely_meet_on_a_port_though_all_are_in_their_first_attempt() -> None:
+    ports = [rendezvous_for("ml", "gpt", str(uuid.UUID(int=number)), 1, 1).master_port for number in range(100)]
+    assert len(set(ports)) > 90
+
+
+def test_the_port_of_an_attempt_is_the_same_for_every_operator_process() -> None:
+    assert rendezvous_for("ml", "gpt", "0f3c9a52-1111-4222-8333-444455556666", 3, 4).master_port == 29_365
 
 
 def test_the_resume_point_is_the_one_of_the_status() -> None:

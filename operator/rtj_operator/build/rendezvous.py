@@ -1,7 +1,11 @@
-"""Where the ranks of one attempt meet. Port and id carry the attempt, so that a process of an older attempt finds nobody to join."""
+"""Where the ranks of one attempt meet. Port and id carry the attempt, so that a process of an older attempt finds nobody to join.
+
+The port carries the job too: with hostNetwork the first workers of two jobs may share a node and its ports.
+"""
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,9 +28,10 @@ class Rendezvous:
 
 
 def rendezvous_for(namespace: str, job: str, uid: str, gang: int, attempt: int) -> Rendezvous:
-    """Return the rendezvous of an attempt. Two attempts share a port only when they are 1,000 apart."""
+    """Return the rendezvous of an attempt. Two attempts of a job share a port only when they are 1,000 apart; two jobs do by chance, one
+    time in 1,000."""
     return Rendezvous(
         master_addr=pod_host(namespace, job, gang, 0),
-        master_port=FIRST_PORT + attempt % PORTS,
+        master_port=FIRST_PORT + (zlib.crc32(uid.encode()) + attempt) % PORTS,
         run_id=f"{uid[:8]}-{attempt}",
     )
