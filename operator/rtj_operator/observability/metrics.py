@@ -36,7 +36,9 @@ class Metrics:
         self._beats = Counter("rtj_heartbeats_received", "Beats that were taken.", registry=registry)
         self._beats_rejected = Counter("rtj_heartbeats_rejected", "Beats that were refused.", ["reason"], registry=registry)
         self._restarts = Counter("rtj_restarts", "Attempts that followed an incident, by charge.", ["charge"], registry=registry)
-        self._incidents = Counter("rtj_incidents", "Incidents recorded, by the verdict's cause.", ["cause"], registry=registry)
+        self._incidents = Counter(
+            "rtj_incidents", "Incidents whose attempt is over, by the last verdict's cause.", ["cause"], registry=registry
+        )
         self._detection = Histogram(
             "rtj_detection_seconds",
             "Time from the earliest evidence of an incident to its record in status.",
@@ -78,11 +80,13 @@ class Metrics:
         """Count one attempt that followed an incident."""
         self._restarts.labels(charge).inc()
 
-    def incident(self, cause: str, detection_seconds: float | None) -> None:
-        """Count one incident and, when the time of its evidence is known, how long it took to see it."""
+    def detected(self, seconds: float) -> None:
+        """Note how long it took from the earliest evidence of an incident to its first record."""
+        self._detection.observe(max(0.0, seconds))
+
+    def incident(self, cause: str) -> None:
+        """Count one incident whose attempt is over."""
         self._incidents.labels(cause).inc()
-        if detection_seconds is not None:
-            self._detection.observe(max(0.0, detection_seconds))
 
     def status_conflict(self) -> None:
         """Count one status write that came too late."""

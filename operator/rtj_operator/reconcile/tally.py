@@ -1,11 +1,11 @@
-"""What the metrics learn from one status write: incidents and restarts are counted where they are recorded, nowhere else."""
+"""What the metrics learn from one status write: incidents and restarts are counted here, nowhere else."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Protocol
 
-from rtj_operator.api.v1alpha1 import Charge, JobStatus
+from rtj_operator.api.v1alpha1 import JobStatus
 
 
 class PassMetrics(Protocol):
@@ -14,7 +14,10 @@ class PassMetrics(Protocol):
     def reconciled(self, outcome: str, seconds: float) -> None:
         """Count one pass."""
 
-    def incident(self, cause: str, detection_seconds: float | None) -> None:
+    def detected(self, seconds: float) -> None:
+        """Note how long it took to see one incident."""
+
+    def incident(self, cause: str) -> None:
         """Count one incident."""
 
     def restarted(self, charge: str) -> None:
@@ -25,11 +28,20 @@ class PassMetrics(Protocol):
 
 
 def tally(metrics: PassMetrics, before: JobStatus, after: JobStatus, now: datetime) -> None:
-    """Count what ``after`` records and ``before`` did not."""
+    """Count what ``after`` records and ``before`` did not.
+
+    Incident and restart are counted when their attempt is over: until then better evidence may give them another cause and charge.
+    """
     failure = after.last_failure
-    if failure is not None and (before.last_failure is None or before.last_failure.attempt != failure.attempt):
+    if failure is None:
+        return
+    if before.last_failure is None or before.last_failure.attempt != failure.attempt:
         earliest = min((evidence.at for evidence in failure.evidence), default=None)
-        metrics.incident(failure.cause, (now - earliest).total_seconds() if earliest else None)
-    for charge in Charge:
-        for _ in range(getattr(after.restarts, charge.value) - getattr(before.restarts, charge.value)):
-            metrics.restarted(charge.value)
+        if earliest is not None:
+            metrics.detected((now - earliest).total_seconds())
+    was_open = failure.attempt >= before.attempt and not before.phase.is_terminal
+    is_followed = after.attempt > failure.attempt
+    if was_open and (is_followed or after.phase.is_terminal):
+        metrics.incident(failure.cause)
+        if is_followed and failure.charge is not None:
+            metrics.restarted(failure.charge.value)
