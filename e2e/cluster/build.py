@@ -40,10 +40,6 @@ class Programs:
                 return directory / program
         raise ClusterError(f"the program {program} is not among the built tools ({', '.join(sorted(self.directories))})")
 
-    def search_path(self) -> str:
-        """Return a value for PATH under which the programs come before the machine's own."""
-        return os.pathsep.join([*map(str, self.directories.values()), os.environ.get("PATH", os.defpath)])
-
 
 def build(tools: Sequence[Tool]) -> Programs:
     """Return the tools' programs, building what the cache lacks: minutes for Kubernetes on a small machine, with its progress on stderr.

@@ -146,9 +146,6 @@ class ControlPlane:
         flags += ["--auto-compaction-mode=periodic", "--auto-compaction-retention=5m"]
         self.start_program("etcd", flags)
 
-    def stop_etcd(self) -> None:
-        processes.stop([self._record("etcd")])
-
     def start_apiserver(self) -> None:
         """Start the API server and wait until it is ready. Raises ClusterError with the end of its log if it is not."""
         self.start_program("kube-apiserver", self._apiserver_flags())

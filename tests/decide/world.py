@@ -247,7 +247,7 @@ class World:
         pod = self.pod(worker)
         fields.setdefault("attempt", self.status.attempt)
         beat = Beat(UID, worker_index=worker, pod_uid=pod.uid, sequence=next(self._sequence), phase=phase, sent_at=0.0, step=step, **fields)
-        self.beats[worker] = WorkerBeat(beat, self.now, pod.name, self.now)
+        self.beats[worker] = WorkerBeat(beat, self.now, pod.name)
 
     def train(self, step: int | None = 1, workers: Iterable[int] | None = None) -> None:
         """Let workers beat phase train at that step."""

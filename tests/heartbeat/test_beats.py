@@ -77,22 +77,20 @@ def test_the_inventory_is_news_only_while_a_worker_holds() -> None:
     assert news is not None and news.wakes
 
 
-def test_advanced_at_moves_with_the_step_and_stays_otherwise() -> None:
+@pytest.mark.parametrize(
+    ("beats", "advanced"),
+    [
+        pytest.param([(1, None), (1, 10), (1, 10), (1, 11), (1, 9)], [False, True, False, True, False], id="one attempt"),
+        pytest.param([(1, 500), (2, None), (2, 400)], [True, False, True], id="a new attempt begins anew, even at a lower step"),
+    ],
+)
+def test_a_step_that_grew_is_news(beats: list[tuple[int, int | None]], advanced: list[bool]) -> None:
     book = BeatBook(NOW)
-    steps = [(None, 0.0, None), (10, 1.0, 1.0), (10, 2.0, 1.0), (11, 3.0, 3.0), (9, 4.0, 3.0)]
-    for number, (step, at, advanced) in enumerate(steps):
-        book.take(beat(sequence=number, sent_at=100.0 + number, step=step), "gpt-1-0", later(at))
-        known = book.of_job(JOB_UID, frozenset({POD_UID}))[0].advanced_at
-        assert known == (None if advanced is None else later(advanced)), number
-
-
-def test_a_new_attempt_starts_advanced_at_anew_even_at_a_lower_step() -> None:
-    book = BeatBook(NOW)
-    book.take(beat(step=500), "gpt-1-0", NOW)
-    book.take(beat(sequence=2, sent_at=101.0, attempt=2, step=None), "gpt-1-0", later(5))
-    assert book.of_job(JOB_UID, frozenset({POD_UID}))[0].advanced_at is None
-    book.take(beat(sequence=3, sent_at=102.0, attempt=2, step=400), "gpt-1-0", later(6))
-    assert book.of_job(JOB_UID, frozenset({POD_UID}))[0].advanced_at == later(6)
+    news = [
+        book.take(beat(sequence=number, sent_at=100.0 + number, attempt=attempt, step=step), "gpt-1-0", later(number))
+        for number, (attempt, step) in enumerate(beats)
+    ]
+    assert [one is not None and one.advanced for one in news] == advanced
 
 
 def test_a_stale_worker_of_an_older_attempt_does_not_hide_the_present_one() -> None:

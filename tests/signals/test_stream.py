@@ -10,16 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.signals.lines import BY_ID, CASES, Case, incidents_of, log_of, verdicts_of
-from trainer_runtime.signals import Finding, LineStream
-from trainer_runtime.signals.classify import LITERALS
+from trainer_runtime.signals import Finding, LineStream, gpu, python_errors, torchelastic
+from trainer_runtime.signals.classify import RULES
+from trainer_runtime.signals.fault_classes import NONE
 from trainer_runtime.signals.merge import MAX_INCIDENTS
 from trainer_runtime.signals.prefilter import SCENTS, may_matter
 from trainer_runtime.signals.stream import MAX_LINE_BYTES, MAX_OPEN_LINES, MAX_WRITERS
+from trainer_runtime.signals.xid import XID_LITERAL
 
 TRACEBACK = (
     'Traceback (most recent call last):\n  File "train.py", line 7, in main\n    raise RuntimeError("CUDA out of memory")\n'
     "ValueError: bad batch 17\n"
 )
+LITERALS = (
+    XID_LITERAL,
+    *(rule.literal for rule in RULES if rule.fault_class != NONE),
+    torchelastic.EXITED_LITERAL,
+    torchelastic.REPORT_START,
+    python_errors.TRACEBACK_START,
+    *python_errors.CHAINED,
+    gpu.OFF_BUS_LITERAL,
+    gpu.OFF_BUS_END,
+)
+"""Every line that means a fault contains one of these, or belongs to a block that such a line began."""
 WHOLE_LOG = "\n".join(case.text for case in CASES) + "\n" + TRACEBACK
 
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from trainer_runtime.signals import gpu, kubelet, nccl, python_errors, system, torchelastic
-from trainer_runtime.signals.fault_classes import NONE
 from trainer_runtime.signals.finding import Sighting
 from trainer_runtime.signals.rules import LineRule, first_match
-from trainer_runtime.signals.xid import XID_LITERAL, read_xid
+from trainer_runtime.signals.xid import read_xid
 
 RULES: Final[tuple[LineRule, ...]] = (
     *gpu.DRIVER_RULES,
@@ -29,18 +28,6 @@ READERS: Final[tuple[Callable[[str], Sighting | None], ...]] = (
     lambda body: first_match(RULES, body),
     torchelastic.read_exit_line,
 )
-
-LITERALS: Final = (
-    XID_LITERAL,
-    *(line_rule.literal for line_rule in RULES if line_rule.fault_class != NONE),
-    torchelastic.EXITED_LITERAL,
-    torchelastic.REPORT_START,
-    python_errors.TRACEBACK_START,
-    *python_errors.CHAINED,
-    gpu.OFF_BUS_LITERAL,
-    gpu.OFF_BUS_END,
-)
-"""Every line that means a fault contains one of these, or belongs to a block that such a line began."""
 
 
 def classify_body(body: str) -> Sighting | None:

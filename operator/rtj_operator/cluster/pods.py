@@ -82,7 +82,7 @@ def _trainer(pod: dict[str, Any]) -> ContainerView | None:
     if status is None:
         return None
     state, detail = next(iter((status.get("state") or {"waiting": {}}).items()))
-    report, report_error = _report(detail.get("message", "")) if state == "terminated" else (None, "")
+    report = _report(detail.get("message", "")) if state == "terminated" else None
     return ContainerView(
         state=state,
         reason=detail.get("reason", ""),
@@ -91,17 +91,14 @@ def _trainer(pod: dict[str, Any]) -> ContainerView | None:
         started_at=parse_time(detail.get("startedAt")),
         finished_at=parse_time(detail.get("finishedAt")),
         report=report,
-        report_error=report_error,
     )
 
 
-def _report(message: str) -> tuple[ExitReport | None, str]:
-    if not message.strip():
-        return None, ""
+def _report(message: str) -> ExitReport | None:
     try:
-        return loads(ExitReport, message), ""
-    except ContractError as error:
-        return None, str(error)
+        return loads(ExitReport, message)
+    except ContractError:
+        return None  # the words of another program, which are kept as they are
 
 
 class PodCache:

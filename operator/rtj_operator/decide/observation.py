@@ -29,8 +29,6 @@ class ContainerView:
     finished_at: datetime | None = None
     report: ExitReport | None = None
     """The exit report of the termination message; None when there is none or it cannot be read."""
-    report_error: str = ""
-    """Why a non-empty termination message is not a report."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,6 @@ class WorkerBeat:
     beat: Beat
     received_at: datetime
     pod_name: str
-    advanced_at: datetime | None = None
-    """When the step last grew, by the operator's clock."""
 
 
 @dataclass(frozen=True)

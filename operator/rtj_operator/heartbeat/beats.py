@@ -55,8 +55,7 @@ class BeatBook:
             return None
         is_same_attempt = before is not None and before.attempt == beat.attempt
         advanced = beat.step is not None and (not is_same_attempt or before is None or before.step is None or beat.step > before.step)
-        advanced_at = now if advanced else (known.advanced_at if known and is_same_attempt else None)
-        self._newest[beat.pod_uid] = WorkerBeat(beat=beat, received_at=now, pod_name=pod_name, advanced_at=advanced_at)
+        self._newest[beat.pod_uid] = WorkerBeat(beat=beat, received_at=now, pod_name=pod_name)
         self._pods_of.setdefault(beat.job_uid, set()).add(beat.pod_uid)
         return News(wakes=_wakes(before, beat), advanced=advanced)
 
