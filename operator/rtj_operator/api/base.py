@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
@@ -111,5 +111,7 @@ Uri = Annotated[str, Cut(448)]
 """A checkpoint's directory: store (256), run (128) and the step's name."""
 Line = Annotated[str, Cut(300)]
 """One observed line, as evidence keeps it."""
-Message = Annotated[str, Cut(1024)]
+MAX_MESSAGE: Final = 1024
+"""Characters of an event's message; the API's limit."""
+Message = Annotated[str, Cut(MAX_MESSAGE)]
 """A sentence for people; as long as an event may be."""

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from rtj_operator.api import keys
+from rtj_operator.api.base import MAX_MESSAGE
 from rtj_operator.cluster import calls
 from rtj_operator.cluster.client import KubeClient
 from rtj_operator.cluster.errors import ApiError, ApiUnreachable
@@ -24,8 +25,6 @@ from rtj_operator.decide.plan import JobEvent
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE: Final = 1024
-"""The API's limit for an event's message."""
 REPEAT_SECONDS: Final = 600.0
 """The same event again within that time raises the count of the first."""
 MAX_WAITING: Final = 1000

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from rtj_operator.api.base import MAX_MESSAGE
 from rtj_operator.api.v1alpha1 import JobStatus
 from rtj_operator.decide.plan import Action, JobEvent
-
-MAX_EVENT_CHARACTERS = 1024
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Draft:
 
     def tell(self, reason: str, message: str, warning: bool = False) -> Draft:
         """Return it with one more event. Only for a transition that this draft makes: an event is sent whenever the plan is."""
-        return replace(self, events=(*self.events, JobEvent(reason, message[:MAX_EVENT_CHARACTERS], warning)))
+        return replace(self, events=(*self.events, JobEvent(reason, message[:MAX_MESSAGE], warning)))
 
     def wake(self, *times: datetime | None) -> Draft:
         """Return it with these times to look again."""

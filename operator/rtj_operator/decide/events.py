@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rtj_operator.api.base import MAX_MESSAGE
 from rtj_operator.api.conditions import find_condition
 from rtj_operator.api.reasons import ConditionReason, EventReason
 from rtj_operator.api.v1alpha1 import Condition, ConditionStatus, ConditionType, JobPhase, JobStatus, StopReason
-from rtj_operator.decide.draft import MAX_EVENT_CHARACTERS
 from rtj_operator.decide.plan import JobEvent
 from trainer_runtime.contract.assignment import ResumeMode
 
@@ -25,7 +25,7 @@ def transitions(before: JobStatus, after: JobStatus) -> tuple[JobEvent, ...]:
         *_conditions(before, after),
         *_phases(before, after),
     ]
-    return tuple(JobEvent(event.reason, event.message[:MAX_EVENT_CHARACTERS], event.warning) for event in found)
+    return tuple(JobEvent(event.reason, event.message[:MAX_MESSAGE], event.warning) for event in found)
 
 
 def _attempts(before: JobStatus, after: JobStatus) -> Iterator[JobEvent]:

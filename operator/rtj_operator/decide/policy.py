@@ -11,6 +11,8 @@ from rtj_operator.decide.node_conditions import CONDITION_RULES, ConditionRule
 from rtj_operator.settings import OperatorSettings
 
 ANY_NAMESPACE = "*"
+SILENT_SECONDS = 30.0
+"""A sender without a beat for this long is silent: six beats lost in a row."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class Policy:
 
     start_grace_seconds: float = 30.0
     """No verdict from silence before this long after the operator began to listen or the API server came back: six beats' time."""
-    silent_seconds: float = 30.0
-    """A worker without a beat for this long is silent: six beats lost in a row."""
+    silent_seconds: float = SILENT_SECONDS
+    """A worker without a beat for this long is silent."""
     mass_silence_share: float = 0.5
     """More silent senders than this share at once is an outage of the channel, not of the workers."""
     mass_silence_floor: int = 8

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from rtj_operator.decide.observation import SendersView, WorkerBeat
+from rtj_operator.decide.policy import SILENT_SECONDS
 from trainer_runtime.contract.beat import Beat, Phase
 
 KNOWN_FOR: Final = timedelta(minutes=10)
 """A sender that has not beaten for longer is no longer counted: its pod was judged by then."""
-SILENT_AFTER: Final = timedelta(seconds=30)
-"""Six beat periods; the same figure that counts one worker as silent."""
+SILENT_AFTER: Final = timedelta(seconds=SILENT_SECONDS)
 SENDERS_MAX_AGE: Final = timedelta(seconds=1)
 """How old the count of all senders may be: it is asked in every pass and costs a look at every sender."""
 
