@@ -44,7 +44,7 @@ class ClusterDriver(Protocol):
         """Pull the node's network cable; everything on it runs on."""
 
     def heal(self, node: str) -> None:
-        """Put the node's network cable back."""
+        """Put the node's network cable back; one that is in stays in."""
 
     def stop_kubelet(self, node: str) -> None:
         """Freeze the node's kubelet (SIGSTOP): containers run on, the node stops reporting."""

@@ -6,6 +6,7 @@ kind cannot do as well: `crash` kills the node's container with its link up, so 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +101,9 @@ class KindCluster:
         self._engine("network", "disconnect", NETWORK, node)
 
     def heal(self, node: str) -> None:
-        self._engine("network", "connect", NETWORK, node)
+        # The engines refuse to connect what is connected.
+        if NETWORK not in json.loads(self._engine("inspect", "--format={{json .NetworkSettings.Networks}}", node)):
+            self._engine("network", "connect", NETWORK, node)
 
     def stop_kubelet(self, node: str) -> None:
         self.exec(node, ["systemctl", "kill", "--signal=STOP", "kubelet"])
