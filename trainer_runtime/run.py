@@ -160,9 +160,9 @@ class Run:
         """Save at the end of this turn, or at once between turns; in the middle of an accumulation, after the optimizer's next step. Every
         rank calls it. A tagged checkpoint is never deleted.
 
-        ``tag``: text. ``block``: come back when it is verified; raises SaveFailed otherwise. Between turns it ends the process as bad
-        configuration for a tag of a step that this attempt has saved already, periodically or at the end of a loop, because its tags never
-        change (within the turn whose end is that step no tag comes too late), and for ``block`` in the middle of an accumulation.
+        ``tag``: text. Within the turn whose end it is about it never comes too late. Between turns this attempt may have saved the step
+        already, periodically or at the end of a loop, and its tags never change: then the log says so, and training goes on without it.
+        ``block``: come back when it is verified; raises SaveFailed otherwise.
         """
         with self._exits():
             if tag is not None and not isinstance(tag, str):

@@ -17,7 +17,7 @@ from trainer_runtime.channel.messages import Ending, MayDelete, Save, SaveAndSto
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.beat import Phase
 from trainer_runtime.contract.exit_report import ExitCode, Outcome
-from trainer_runtime.errors import ConfigurationError, SaveFailed, StoreUnavailable
+from trainer_runtime.errors import SaveFailed, StoreUnavailable
 from trainer_runtime.loop.ending import say, stop_on_sigterm
 from trainer_runtime.loop.parts import Parts
 
@@ -65,15 +65,14 @@ class Conductor:
 
     def save_between_turns(self, tags: tuple[str, ...], block: bool, step: int, run_state: dict[str, Any]) -> None:
         """The script called save() between two turns: do it now. In the middle of an accumulation it waits for the step boundary at which
-        the optimizer has stepped, as a call within a turn does.
-
-        Raises ConfigurationError for a blocking call there, which would wait for what comes after it; otherwise as `save_now`.
+        the optimizer has stepped, as a call within a turn does, and blocks there. Raises as `save_now`.
         """
         waits = self._is_accumulating and not self._saver.is_verified(step, tags)
         if waits and block:
-            raise ConfigurationError(
-                f"save: block=True between turns, after step {step}, in the middle of an accumulation: its turn left gradients and no "
-                "optimizer.step() used them, and a checkpoint does not hold gradients; call it without block, or within the turn that steps"
+            log.warning(
+                "save: block=True between turns, after step %d, in the middle of an accumulation: its turn left gradients that no "
+                "optimizer.step() used, and a checkpoint does not hold gradients; it is made and waited for when the optimizer has stepped",
+                step,
             )
         self.call_save(tags, block)
         if not waits:
@@ -108,7 +107,7 @@ class Conductor:
         """Stage. For a save() of the script wait for the one in flight before, and for the result if it asked for that."""
         if self._called is not None:
             self._saver.wait_until_idle()
-        tags, block = self._take_call()
+        tags, block = self._take_call(step)
         self._save_wished = False
         self._triggers = dataclasses.replace(self._triggers, save_owed=False)
         self._saved_at = time.monotonic()
@@ -125,11 +124,11 @@ class Conductor:
         """End of a loop: save its last step unless that is done, with the tags of a call that waits, and return when it is verified on all
         ranks. In the middle of an accumulation the checkpoint is made all the same, and says what it lacks.
 
-        Raises SaveFailed, and ConfigurationError as `Saver.stage` does."""
+        Raises SaveFailed."""
         self._is_agreeing = False
         self._parts.agreement.read()
         self._saver.wait_until_idle()
-        tags, _block = self._take_call()
+        tags, _block = self._take_call(step)
         if not self._saver.is_verified(step, tags):
             lacks = (UNFINISHED_GRADIENTS,) if self._is_accumulating else ()
             if lacks:
@@ -169,10 +168,19 @@ class Conductor:
         """Whether gradients wait for the optimizer between two turns."""
         return not (self._was_between_steps or self._parts.state.has_stepped)
 
-    def _take_call(self) -> tuple[tuple[str, ...], bool]:
-        """Return tags and block of the save() that waits, which is carried out now; nothing and False without one."""
-        call, self._called = self._called or ((), False), None
-        return call
+    def _take_call(self, step: int) -> tuple[tuple[str, ...], bool]:
+        """Return tags and block of the save() that waits, which is carried out now; nothing and False without one. A tag that comes too
+        late for ``step`` is said and left out: it is not worth the run."""
+        (tags, block), self._called = self._called or ((), False), None
+        late = self._saver.late_tags(step, tags)
+        if late:
+            log.warning(
+                "save: tag %s: step %d is saved and verified already, without it, and a checkpoint's tags never change, so it may be "
+                "deleted; call run.save(tag=…) within the turn whose end it is about, in the loop's body",
+                ", ".join(late),
+                step,
+            )
+        return tuple(tag for tag in tags if tag not in late), block
 
     def _require_verified(self, step: int, tags: tuple[str, ...]) -> None:
         self._progress(Phase.SAVE, True)
@@ -195,7 +203,7 @@ class Conductor:
         self._progress(Phase.SAVE, True)
         is_idle = self._saver.wait_until_idle(self._seconds_left())
         seconds_left = self._seconds_left()
-        tags, _block = self._take_call()
+        tags, _block = self._take_call(step)
         if saves and is_idle and not self._saver.is_verified(step, tags):
             self._saver.stage(step, run_state, tags, stand_still_seconds=seconds_left)
             self._saver.wait_until_idle(self._seconds_left())

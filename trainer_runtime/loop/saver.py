@@ -9,7 +9,7 @@ from typing import Any, Final
 from trainer_runtime.checkpoint.engine import SAVE_DEADLINE_SECONDS, Engine, SaveResult, collector_paused
 from trainer_runtime.contract.beat import CheckpointRecord, SaveFailure
 from trainer_runtime.contract.manifest import FollowedStep
-from trainer_runtime.errors import ConfigurationError, Fenced, RuntimeProblem, SaveFailed
+from trainer_runtime.errors import Fenced, RuntimeProblem, SaveFailed
 from trainer_runtime.state.gather import TrainingState
 
 WAIT_SECONDS: Final = 2 * SAVE_DEADLINE_SECONDS + 60.0
@@ -73,6 +73,13 @@ class Saver:
         """Whether the checkpoint of ``step`` is known to be verified and to have ``tags``."""
         return self._verified_step == step and set(tags) <= set(self._verified_tags)
 
+    def late_tags(self, step: int, tags: tuple[str, ...]) -> tuple[str, ...]:
+        """Which of ``tags`` the checkpoint of ``step`` cannot get any more: this attempt has verified it without them, a manifest never
+        changes, and its name is taken. The step that was resumed from has the name of an earlier attempt: it can be saved once more."""
+        if self.last_verified is None or self.last_verified.step != step:
+            return ()
+        return tuple(tag for tag in tags if tag not in self._verified_tags)
+
     def prepare(self, run_state: Mapping[str, Any]) -> None:
         """Take the memory for staging before it is needed."""
         if self._engine.busy:
@@ -103,16 +110,8 @@ class Saver:
         have to stand still for longer than ``stand_still_seconds``, where memory is short. ``lacks``: what is not saved at this moment,
         beside what never is, for the manifest.
 
-        Raises SaveFailed after MAX_FAILURES_IN_A_ROW; ConfigurationError for tags of a step that this attempt has verified without them. A
-        manifest never changes and its name is taken, so there is no second one for them. The step that was resumed from has the name of an
-        earlier attempt: it is saved once more, under this one's.
+        Raises SaveFailed after MAX_FAILURES_IN_A_ROW.
         """
-        if self.last_verified is not None and self.last_verified.step == step:
-            missing = ", ".join(tag for tag in tags if tag not in self._verified_tags)
-            raise ConfigurationError(
-                f"save: tag {missing}: step {step} is saved and verified already, without it, and a checkpoint's tags never change; call "
-                "run.save(tag=…) within the turn whose end it is about, in the loop's body"
-            )
         self.last_staged_step, self._has_staged, self._staged_tags = step, True, tags
         metrics, self._metrics = self._metrics, {}
         followed, self._followed = self._followed, None
