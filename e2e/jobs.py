@@ -21,6 +21,7 @@ from e2e.cluster.waiting import wait_until
 GROUP, VERSION, PLURAL = "rtj.dev", "v1alpha1", "resilienttrainingjobs"
 POLL_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
+EVENT_SECONDS = 20.0
 
 Manifest = dict[str, Any]
 
@@ -104,6 +105,10 @@ class Job:
     def events(self) -> list[tuple[str, str]]:
         """(reason, message) of the events about the job, oldest first."""
         return self.cluster.events(self.namespace, "ResilientTrainingJob", self.name)
+
+    def wait_for_event(self, reason: str) -> None:
+        """Return when there is an event of that reason: the operator sends events after it wrote the status that they tell of."""
+        wait_until(lambda: reason in [sent for sent, _message in self.events()], f"an event {reason} about {self.name}", EVENT_SECONDS)
 
     def log(self, worker: int) -> str:
         """What that worker's container wrote so far."""

@@ -105,7 +105,7 @@ def test_a_flipped_byte_is_found_and_the_older_checkpoint_is_used(stage: Stage) 
     job.wait("the end", is_complete, RECOVERY_SECONDS + FINISH_SECONDS)
     damaged = [item for item in job.status()["checkpoints"] if item.get("quarantined")]
     assert [f"{item['step']:010d}-{item['attempt']:08d}" for item in damaged] == [newest.name]
-    assert "CheckpointQuarantined" in [reason for reason, _ in job.events()]
+    job.wait_for_event("CheckpointQuarantined")
     assert leaves(plan) == uninterrupted(LONG, 2)
 
 
