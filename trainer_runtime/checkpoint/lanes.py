@@ -1,7 +1,6 @@
 """How much is hashed at a time, and in how many threads: one for each physical core this process may use, but for one.
 
-That one, and the other hardware threads of the others, are left to the trainer, beside which the persister works. On two cores a loop of
-one thread lost a quarter fewer steps to a save that way (`benchmarks.interference`: 325 instead of 445).
+That one, and the other hardware threads of the others, are left to the trainer, beside which the persister works.
 """
 
 from __future__ import annotations
