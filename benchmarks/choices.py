@@ -21,7 +21,7 @@ import xxhash
 from blake3 import blake3
 
 from benchmarks import measuring, saving
-from trainer_runtime.checkpoint.arena import create_arena
+from trainer_runtime.checkpoint.arena import take_memory, touch_arena
 from trainer_runtime.checkpoint.lanes import HOT_BYTES
 from trainer_runtime.checkpoint.scatter import Scattered
 from trainer_runtime.store.buffers import make_buffer
@@ -59,7 +59,8 @@ def read_directly(path: Path, buffer: mmap.mmap) -> None:
 def small_copies() -> dict[str, Callable[[], float]]:
     """Copies of TENSORS small tensors into a stage, by the kernel and by torch, in microseconds per tensor."""
     tensors = [torch.randn(ELEMENTS) for _ in range(TENSORS)]
-    arena = create_arena(TENSORS * ELEMENTS * 4, 1)
+    size = TENSORS * ELEMENTS * 4
+    arena = touch_arena(take_memory(size), size, 1)
     places = list(torch.frombuffer(arena.memory, dtype=torch.float32).split(ELEMENTS))
     scattered = Scattered([tensor.data_ptr() for tensor in tensors], [tensor.nbytes for tensor in tensors])
     return {

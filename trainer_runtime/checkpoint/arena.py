@@ -37,11 +37,6 @@ class Arena:
         return memoryview(self.memory)[begin : begin + self.generation_bytes]
 
 
-def create_arena(generation_bytes: int, generations: int) -> Arena:
-    """Take that much memory and touch all of it. Raises SaveFailed as `take_memory` does."""
-    return touch_arena(take_memory(generation_bytes * generations), generation_bytes, generations)
-
-
 def take_memory(size: int) -> int:
     """Make a memory file of ``size`` bytes, all of which are taken from the container's from now on, and return its descriptor, which is
     the caller's to close. It costs a third of touching them, which the ranks of a worker can do at the same time: this they do in turn.
