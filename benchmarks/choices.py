@@ -2,8 +2,8 @@
 
     python -m benchmarks.choices [--json] [--repeats 7] [--directory DIR]
 
-Digests and reads in processor seconds per 10^9 bytes, small copies in microseconds per tensor of 1 KiB. They explain the numbers of other
-benchmarks and have no bars of their own.
+Digests and reads in processor seconds per 10^9 bytes; copies of tensors of 1 KiB, and looks at their forms, in microseconds per tensor.
+They explain the numbers of other benchmarks and have no bars of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from benchmarks import measuring, saving
 from trainer_runtime.checkpoint.arena import take_memory, touch_arena
 from trainer_runtime.checkpoint.lanes import HOT_BYTES
 from trainer_runtime.checkpoint.scatter import Scattered
+from trainer_runtime.state.forms import Forms, OwnCheck
 from trainer_runtime.store.buffers import make_buffer
 
 SIZE = 256 * 1024 * 1024
@@ -56,17 +58,27 @@ def read_directly(path: Path, buffer: mmap.mmap) -> None:
         os.close(descriptor)
 
 
-def small_copies() -> dict[str, Callable[[], float]]:
-    """Copies of TENSORS small tensors into a stage, by the kernel and by torch, in microseconds per tensor."""
+def small_tensors() -> dict[str, Callable[[], float]]:
+    """What is done with each of TENSORS small tensors in every save, in microseconds per tensor: copied into a stage, by the kernel and by
+    torch; and its form looked at, by torch's check and by our own."""
     tensors = [torch.randn(ELEMENTS) for _ in range(TENSORS)]
     size = TENSORS * ELEMENTS * 4
     arena = touch_arena(take_memory(size), size, 1)
     places = list(torch.frombuffer(arena.memory, dtype=torch.float32).split(ELEMENTS))
     scattered = Scattered([tensor.data_ptr() for tensor in tensors], [tensor.nbytes for tensor in tensors])
-    return {
-        "small_copy_us": lambda: saving.timed(lambda: scattered.write(arena.descriptor, 0)) / TENSORS * 1e6,
-        "small_copy_torch_us": lambda: saving.timed(lambda: torch._foreach_copy_(places, tensors)) / TENSORS * 1e6,
+    forms, own = Forms(tensors), OwnCheck(tensors)
+    acts: dict[str, Callable[[], object]] = {
+        "small_copy_us": lambda: scattered.write(arena.descriptor, 0),
+        "small_copy_torch_us": lambda: torch._foreach_copy_(places, tensors),
+        "form_us": lambda: forms.hold(tensors),
+        "form_by_own_check_us": lambda: own.check(*tensors),
     }
+    return {name: partial(microseconds_per_tensor, act) for name, act in acts.items()}
+
+
+def microseconds_per_tensor(act: Callable[[], object]) -> float:
+    """Microseconds that ``act`` takes for each of TENSORS."""
+    return saving.timed(act) / TENSORS * 1e6
 
 
 def main() -> int:
@@ -82,7 +94,7 @@ def main() -> int:
             "sha256_cpu_s_per_gb": lambda: processor_seconds_per_gb(lambda: digest(hashlib.sha256().update, data)),
             "read_back_cpu_s_per_gb": lambda: processor_seconds_per_gb(lambda: read_directly(path, make_buffer(CHUNK))),
             "read_back_small_pages_cpu_s_per_gb": lambda: processor_seconds_per_gb(lambda: read_directly(path, mmap.mmap(-1, CHUNK))),
-            **small_copies(),
+            **small_tensors(),
         }
         for measure in contestants.values():
             measure()  # the first of each pays for what the others find warm

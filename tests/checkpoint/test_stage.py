@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.checkpoint.world import shared
-from trainer_runtime.checkpoint.pieces import SavePlan
 from trainer_runtime.checkpoint.plan import Planner
 from trainer_runtime.checkpoint.scatter import PARTS_PER_CALL, Scattered
 from trainer_runtime.checkpoint.stage import LEAST_RUN, SMALL_BYTES, Stage
@@ -29,9 +28,11 @@ def leaves_of(values: list[torch.Tensor]) -> list[Leaf]:
     return [shared(f"model/{number:03d}", value) for number, value in enumerate(values)]
 
 
-def staged(stage: Stage, plan: SavePlan, leaves: list[Leaf]) -> dict[str, torch.Tensor]:
-    """Fill, and read every tensor back from the generation that was filled."""
-    generation = stage.arena.generation(stage.fill(plan, leaves).generation)
+def staged(stage: Stage, planner: Planner, leaves: list[Leaf]) -> dict[str, torch.Tensor]:
+    """Plan and fill, as every save does, and read every tensor back from the generation that was filled."""
+    plan = planner.plan(leaves)
+    filled = stage.fill(plan, leaves).generation
+    generation = stage.arena.generation(filled)
     found = {}
     for file in plan.files:
         for piece in file.pieces:
@@ -81,11 +82,9 @@ def point_into_one_buffer(values: list[torch.Tensor]) -> None:
 def test_what_is_staged_is_what_the_tensors_hold_now(change: Callable[[list[torch.Tensor]], None]) -> None:
     values = tensors()
     leaves = leaves_of(values)
-    stage = Stage()
-    plan = Planner(0, 1).plan(leaves)
-    stage.prepare(plan, leaves)
+    stage, planner = Stage(), Planner(0, 1)
     for _ in range(3):  # both generations, and again
-        found = staged(stage, plan, leaves)
+        found = staged(stage, planner, leaves)
         assert all(torch.equal(found[leaf.name], leaf.tensor) for leaf in leaves)
         change(values)
         leaves = leaves_of(values)

@@ -12,8 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -29,6 +28,7 @@ from trainer_runtime.checkpoint.windows import FILES_PER_WINDOW, LEAST_WINDOW_BY
 from trainer_runtime.contract.layout import data_path
 from trainer_runtime.contract.manifest import Chunk, FileEntry, TensorEntry
 from trainer_runtime.errors import ConfigurationError
+from trainer_runtime.state.forms import Forms
 from trainer_runtime.state.leaves import Kind, Leaf
 
 WHOLE_BYTES: Final = 1024 * 1024
@@ -39,17 +39,17 @@ RoomFor = Callable[[int, int], int]
 """(wanted, least) -> how many of the wanted bytes can be staged at a time. Raises SaveFailed when it is less than the least."""
 
 _TENSOR: Final = Leaf._fields.index("tensor")
-_DTYPE: Final = attrgetter("dtype")
 
 
-def signature_of(leaves: Sequence[Leaf]) -> tuple[object, ...]:
-    """Return all that a plan depends on, but for which frozen tensors changed; two snapshots with equal signatures share a plan.
+class _Known(NamedTuple):
+    """A plan, and all that it depends on."""
 
-    By columns: ten thousand small tuples would cost twice as much.
-    """
-    columns = list(zip(*leaves, strict=True))
-    tensors = columns.pop(_TENSOR) if columns else ()
-    return columns, list(map(_DTYPE, tensors)), list(map(torch.Tensor.size, tensors))
+    columns: list[tuple[object, ...]]
+    """What the leaves say beside their tensors, field by field: comparing ten thousand leaves one by one would take twice as long."""
+    changed: object
+    """Which frozen tensors changed, and what is stored of them."""
+    forms: Forms
+    plan: SavePlan
 
 
 class Planner:
@@ -67,15 +67,19 @@ class Planner:
         self._unchanged = Unchanged(stored)
         self._room_for = room_for
         self._file_bytes = self._frozen_file_bytes = MAX_FILE_BYTES
-        self._known: tuple[object, SavePlan] | None = None
+        self._known: _Known | None = None
 
     def plan(self, leaves: Sequence[Leaf]) -> SavePlan:
         """Return the plan for ``leaves``. Raises ConfigurationError for a leaf that cannot be saved, naming it; SaveFailed, with numbers,
         when there is no memory for as much as a window."""
-        signature = (signature_of(leaves), self._unchanged.look(leaves))
-        if self._known is None or self._known[0] != signature:
-            self._known = (signature, self._fitting_plan(leaves))
-        return self._known[1]
+        changed = self._unchanged.look(leaves)
+        columns = list(zip(*leaves, strict=True))
+        tensors: Sequence[torch.Tensor] = columns.pop(_TENSOR) if columns else ()
+        known = self._known
+        if known is None or (known.columns, known.changed) != (columns, changed) or not known.forms.hold(tensors):
+            plan = self._fitting_plan(leaves)
+            known = self._known = _Known(columns, changed, Forms(tensors), plan)
+        return known.plan
 
     def forget(self) -> None:
         """Plan anew the next time: the memory that the newest plan counted on was not there."""
@@ -84,7 +88,7 @@ class Planner:
     def settle(self, error: Exception | None) -> None:
         """Take in how the save of the newest plan ended: frozen files that it wrote are not staged again once a save was verified."""
         if self._known is not None:
-            plan = self._known[1]
+            plan = self._known.plan
             paths = [file.path for file in plan.files if is_frozen(file.path)] + [file.path for file in plan.kept]
             self._unchanged.settle(paths, error)
 

@@ -15,6 +15,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from trainer_runtime.checkpoint.arena import Arena, take_memory, touch_arena
@@ -36,8 +38,6 @@ LEAST_RUN: Final = 8
 """Fewer small neighbours are copied by torch: a call of their own costs more than it saves."""
 _TENSOR: Final = attrgetter("tensor")
 _ADDRESS: Final = torch.Tensor.data_ptr
-_IS_AS_ITS_MEMORY: Final = (torch.Tensor.is_contiguous, torch.Tensor.is_conj, torch.Tensor.is_neg)
-"""Whether a tensor's values are what its memory holds, in that order, may change while the address stays."""
 
 log = logging.getLogger("trainer_runtime")
 
@@ -99,7 +99,7 @@ class Stage:
         self._windows: tuple[_Window, ...] = ()
         self._scattered: list[list[Scattered | None]] = []
         self._with_bytes: list[int] = []
-        self._seen: list[list[int]] | None = None
+        self._addresses: npt.NDArray[np.uint64] | None = None
         self._next = 0
         self._device: DeviceCopier | None = None
         self._said = ""
@@ -128,7 +128,7 @@ class Stage:
         if self._plan is plan:
             return False
         self._plan = None
-        self._windows, self._scattered, self._seen = (), [], None
+        self._windows, self._scattered, self._addresses = (), [], None
         wanted = page_multiple(max(plan.stage_bytes, mmap.PAGESIZE))  # a rank that writes nothing has a stage too
         if self._arena is None or self._arena.generation_bytes < wanted:
             self._replace_arena(wanted, plan.windows)
@@ -147,7 +147,8 @@ class Stage:
 
     def fill(self, plan: SavePlan, leaves: Sequence[Leaf], window: int = 0) -> Filled:
         """Copy every piece of one window of ``plan`` from the live tensors. On any error the generation counts as never filled. All windows
-        of a save go into the same generation, one after the other.
+        of a save go into the same generation, one after the other. ``plan`` is what the planner made of these leaves: it answers for the
+        forms of their tensors, so that only their addresses are looked at here.
 
         Raises SaveFailed as `prepare` does, ConfigurationError for a tensor whose memory was freed.
         """
@@ -159,13 +160,13 @@ class Stage:
             _write_headers(now.files, self._arena.generation(number))
         transfers: list[Transfer] = []
         tensors = list(map(_TENSOR, leaves))
-        held = [tensors[leaf] for leaf in self._with_bytes]
-        seen = [list(map(question, held)) for question in (_ADDRESS, *_IS_AS_ITS_MEMORY)]
+        addresses = np.fromiter(map(_ADDRESS, tensors), np.uint64, len(tensors))
         with torch.no_grad():
-            if seen != self._seen:
+            if self._addresses is None or not np.array_equal(addresses, self._addresses):
+                self._addresses = None
                 self._refuse_freed(leaves)
                 self._scattered = [[_addresses_of(run, tensors) for run in each.runs] for each in self._windows]
-                self._seen = seen
+                self._addresses = addresses
             for run, scattered in zip(now.runs, self._scattered[window], strict=True):
                 if scattered is not None:
                     scattered.write(self._arena.descriptor, number * self._arena.generation_bytes + run.begin)

@@ -7,15 +7,15 @@ tensors, the versions of frozen ones and the gradients that are there are taken 
 
 A look is made of names, classes, shapes and numbers. So nothing here keeps a tensor or a module alive that the script has dropped, and an
 address or an id is compared with others of the same moment only, never with one of a moment ago. It is taken by columns, one call over
-many tensors: 0.05 µs a tensor and column. What is not known well enough to be looked at so (a tensor class of somebody's own, a list in an
-optimizer's slot) is gathered anew in every save, with all that its module or optimizer has.
+many objects, and of the tensors themselves by `forms`. What is not known well enough to be looked at so (a tensor class of somebody's own,
+a list in an optimizer's slot) is gathered anew in every save, with all that its module or optimizer has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, compress, count, zip_longest
+from itertools import chain, compress, count
 from operator import attrgetter, methodcaller
 from types import NoneType
 from typing import Any, Final, NamedTuple
@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_runtime.state import model, names, sharding, tree
+from trainer_runtime.state.forms import Forms
 from trainer_runtime.state.leaves import Leaf
 from trainer_runtime.state.model import World
 from trainer_runtime.state.optimizer import OptimizerState
@@ -36,8 +37,6 @@ _Column = Callable[[Any], Any]
 _TENSORS: Final[frozenset[type]] = frozenset({torch.Tensor, nn.Parameter})
 _NUMBERS: Final[frozenset[type]] = frozenset({NoneType, bool, int, float, str})
 """What may stand in an optimizer's slot beside tensors. By ``repr`` and class all values of these differ: -0.0 from 0.0, 1 from True."""
-_AT_ONCE: Final = 256
-"""So many tensors stay in the processor's cache from one column to the next."""
 _MAKE_LEAF: Final = partial(tuple.__new__, Leaf)
 """What ``Leaf._make`` does, in two thirds of its time."""
 
@@ -47,35 +46,17 @@ _BUFFERS: Final = attrgetter("_buffers")
 _NOT_PERSISTENT: Final = attrgetter("_non_persistent_buffers_set")
 _KEYS: Final = methodcaller("keys")
 _VALUES: Final = methodcaller("values")
-_LAYOUT: Final = attrgetter("layout")
-_DEVICE: Final = attrgetter("device")
-_DTYPE: Final = attrgetter("dtype")
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
-_SIZE: Final = torch.Tensor.size
-_IS_INFERENCE: Final = torch.Tensor.is_inference
-_IN_MODULES: Final[tuple[_Column, ...]] = (
-    type,  # these three first: the others cannot be asked of a tensor that is sparse or has no memory
-    _LAYOUT,
-    _DEVICE,
-    _DTYPE,
-    _REQUIRES_GRAD,
-    _IS_INFERENCE,
-    _SIZE,
-    torch.Tensor.stride,
-    torch.Tensor.is_conj,
-    torch.Tensor.is_neg,
-)
-_IN_SLOTS: Final[tuple[_Column, ...]] = (type, _DEVICE, _DTYPE, _REQUIRES_GRAD, _SIZE)
 _OF_SHARDED: Final[tuple[_Column, ...]] = (
-    _DEVICE,
-    _DTYPE,
+    attrgetter("device"),
+    attrgetter("dtype"),
     _REQUIRES_GRAD,
-    _IS_INFERENCE,
-    _SIZE,
+    torch.Tensor.is_inference,
+    torch.Tensor.size,
     attrgetter("device_mesh"),
     attrgetter("placements"),
 )
-"""Asked of DTensors themselves, beside what is asked of the blocks that lie in this rank's memory."""
+"""Asked of DTensors themselves, beside the forms of the blocks that lie in this rank's memory."""
 
 
 class GatheredModule(NamedTuple):
@@ -92,6 +73,19 @@ class GatheredModule(NamedTuple):
     """Which of them every rank holds equal."""
 
 
+class _Seen:
+    """What a leaf says of tensors, as it was when they were looked at. ``blocks``: what lies in this rank's memory. ``tensors``: those of
+    which they are blocks, and others that lie as these do: of a DTensor more than its block is looked at."""
+
+    def __init__(self, blocks: Sequence[torch.Tensor], *tensors: Sequence[torch.Tensor]) -> None:
+        self._forms = Forms(blocks)
+        self._sharded = list(map(_look_at_sharded, tensors))
+
+    def holds(self, blocks: Sequence[torch.Tensor], *tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are as those were."""
+        return self._forms.hold(blocks) and list(map(_look_at_sharded, tensors)) == self._sharded
+
+
 class RememberedModule:
     """One module's leaves, as `model.model_leaves` lists them."""
 
@@ -100,7 +94,7 @@ class RememberedModule:
         self._world = world
         self._keyword = keyword
         self._tree: _Look | None = None
-        self._seen: _Look = []
+        self._seen = _Seen(())
         self._addresses: list[int] = []
         self._places: list[int] = []
         """Of each leaf's tensor, among all that the module tree holds."""
@@ -117,7 +111,7 @@ class RememberedModule:
             return self._gather_anew(look, held)
         tensors = [held[place] for place in self._places]
         blocks = sharding.local_parts(tensors)
-        if not (_is_as_seen(_look_at_values(tensors, blocks), self._seen) and _addresses(blocks) == self._addresses):
+        if not (self._seen.holds(blocks, tensors) and _addresses(blocks) == self._addresses):
             return self._gather_anew(look, held)
         return self._gathered(self._frame.fill(list(map(torch.Tensor.detach, blocks)), tensors), tensors)
 
@@ -143,7 +137,7 @@ class RememberedModule:
         blocks = sharding.local_parts(tensors)
         if look is not None and all(id(tensor) in places for tensor in tensors) and set(map(type, blocks)) <= _TENSORS:
             self._places = [places[id(tensor)] for tensor in tensors]
-            self._seen = list(_look_at_values(tensors, blocks))
+            self._seen = _Seen(blocks, tensors)
             self._addresses = _addresses(blocks)
             self._frame = _Frame(leaves)
             self._tree = look
@@ -165,7 +159,7 @@ class RememberedSlots:
     def __init__(self, state: OptimizerState) -> None:
         self._state = state
         self._look: _Look | None = None
-        self._seen: _Look = []
+        self._seen = _Seen(())
         self._frame = _Frame(())
         self._objects: dict[str, Any] = {}
         self._is_plain = False
@@ -176,14 +170,14 @@ class RememberedSlots:
         parameters = self._state.parameters()
         look, tensors = _look_at_slots(self._state, parameters)
         blocks = sharding.local_parts(tensors)
-        if look is None or look != self._look or not _is_as_seen(_look_at_slot_values(parameters, tensors, blocks), self._seen):
+        if look is None or look != self._look or not self._seen.holds(blocks, tensors, parameters):
             self._look = None
             leaves, objects = self._state.gather_slots()
             if look is None or not set(map(type, blocks)) <= _TENSORS:
                 return leaves, objects
             self._frame, self._objects = _Frame(leaves), {name: tree.Settled(value) for name, value in objects.items()}
             self._is_plain = set(map(type, blocks)) <= {torch.Tensor} and not any(map(_REQUIRES_GRAD, blocks))
-            self._seen, self._look = list(_look_at_slot_values(parameters, tensors, blocks)), look
+            self._seen, self._look = _Seen(blocks, tensors, parameters), look
         return self._frame.fill(blocks if self._is_plain else list(map(torch.Tensor.detach, blocks)), tensors), self._objects
 
 
@@ -253,7 +247,7 @@ def _look_at_slots(state: OptimizerState, parameters: Sequence[torch.Tensor]) ->
         state.names_of(parameters),
         [id(parameter) in state.replicated for parameter in parameters],
         list(map(type, parameters)),
-        list(map(_DEVICE, parameters)),
+        list(map(attrgetter("device"), parameters)),
         list(map(type, slots)),
     ]
     return [*owners, list(map(len, held)), keys, kinds, numbers], tensors
@@ -265,34 +259,14 @@ def _known_tensors() -> frozenset[type]:
     return _TENSORS if sharded is None else _TENSORS | {sharded}
 
 
-def _look_at_values(tensors: Sequence[torch.Tensor], blocks: Sequence[torch.Tensor]) -> Iterator[list[Any]]:
-    """What a leaf says of a module's tensors. ``blocks``: what lies in this rank's memory of them."""
-    return chain(_columns(blocks, _IN_MODULES), _columns(_sharded(tensors), _OF_SHARDED))
-
-
-def _look_at_slot_values(
-    parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], blocks: Sequence[torch.Tensor]
-) -> Iterator[list[Any]]:
-    """What a leaf says of slots. Those that are sharded must lie as their parameters do."""
-    return chain(_columns(blocks, _IN_SLOTS), _columns(_sharded(tensors), _OF_SHARDED), _columns(_sharded(parameters), _OF_SHARDED))
-
-
 def _sharded(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     kind = sharding.find_class()
     return [tensor for tensor in tensors if type(tensor) is kind] if kind in set(map(type, tensors)) else []
 
 
-def _columns(tensors: Sequence[torch.Tensor], columns: Sequence[_Column]) -> Iterator[list[Any]]:
-    """Yield the columns one by one, of some tensors after the others."""
-    for begin in range(0, len(tensors), _AT_ONCE):
-        some = tensors[begin : begin + _AT_ONCE]
-        for column in columns:
-            yield list(map(column, some))
-
-
-def _is_as_seen(look: Iterable[list[Any]], seen: _Look) -> bool:
-    """Whether a look that is being taken equals the one that was; it ends at the first column that does not."""
-    return all(now == before for now, before in zip_longest(look, seen))
+def _look_at_sharded(tensors: Sequence[torch.Tensor]) -> _Look:
+    sharded = _sharded(tensors)
+    return [list(map(question, sharded)) for question in _OF_SHARDED]
 
 
 def _addresses(blocks: Iterable[torch.Tensor]) -> list[int]:
