@@ -26,12 +26,12 @@ from trainer_runtime.checkpoint.persister.messages import (
     Pong,
     Prepare,
     Recorded,
-    Save,
     Welcome,
     Written,
     decode,
     encode,
 )
+from trainer_runtime.checkpoint.persister.repeated import Said
 from trainer_runtime.checkpoint.persister.wire import Closed, limit_waits, peer_of, receive_frame, send_frame
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import ContractError
@@ -71,6 +71,7 @@ class Link:
         self._on_ended = on_ended
         self._changed = threading.Condition()
         self._connection: socket.socket | None = None
+        self._said = Said()
         self._prepare: tuple[Prepare, int] | None = None
         self._job: SaveJob | None = None
         self._deaths = 0
@@ -116,7 +117,7 @@ class Link:
             elif self._job is None or self._job.refusal:  # ended, or about to
                 return
             self._job = job
-            self._send(Save(job), None)
+            self._send(self._said.shorten(job), None)
             self._changed.notify_all()
 
     def await_room(self, job: SaveJob, deadline_seconds: float) -> bool:
@@ -253,7 +254,7 @@ class Link:
                     return
                 time.sleep(RETRY_SECONDS)
         with self._changed:
-            self._connection = connection
+            self._connection, self._said = connection, Said()
             if self._prepare is not None:
                 self._send(*self._prepare)
             if self._job is not None:
@@ -263,7 +264,7 @@ class Link:
                 elif self._job.window > 0:
                     reason = "the process that writes checkpoints ended, and the memory of what it had written holds other data by now"
                 self._job = replace(self._job, refusal=self._job.refusal or reason)
-                self._send(Save(self._job, again=True), None)
+                self._send(self._said.shorten(self._job, again=True), None)
                 self._changed.notify_all()
 
     def _give_up(self, reason: str) -> None:

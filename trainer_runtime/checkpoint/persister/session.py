@@ -33,6 +33,7 @@ from trainer_runtime.checkpoint.persister.messages import (
     decode,
     encode,
 )
+from trainer_runtime.checkpoint.persister.repeated import Heard
 from trainer_runtime.checkpoint.persister.wire import Closed, limit_waits, peer_of, receive_frame, send_frame
 from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.contract.beat import CheckpointRecord
@@ -67,6 +68,7 @@ class Session:
         self._sending = threading.Lock()
         self._arena: Arena | None = None
         self._part: Part | None = None
+        self._heard = Heard()
         self._job: threading.Thread | None = None
         self._handover: Handover | None = None
 
@@ -121,7 +123,7 @@ class Session:
                 elif isinstance(message, Prepare) and descriptor is not None:
                     self._prepare(message, descriptor)
                 elif isinstance(message, Save):
-                    self._begin(persister, message)
+                    self._begin(persister, self._heard.complete(message))
                 else:
                     raise ContractError(f"{type(message).__name__} is no message for a persister")
         finally:
