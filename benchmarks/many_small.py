@@ -2,15 +2,16 @@
 
     python -m benchmarks.many_small [--json] [--repeats 7] [--tensors 10000]
 
-Training stands still for `gather_us_per_tensor` and then for `stage_us_per_tensor`. The first is of a live state: layers with a weight of
-16 x 16 and a bias, and AdamW's three slots of each; a snapshot of it is taken and what is no tensor is encoded, after a step that changed
-values and nothing else. For the rest, each tensor has 256 float32 elements, and both sides are given a ready list. `save_s` runs until the
-checkpoint is proven; DCP proves nothing. A second passes before each save, as training does between two.
+Training stands still for `gather_us_per_tensor` and then, at once, for `stage_us_per_tensor`: of a live state, a model's weights of 16 x 16
+and AdamW's three slots of each, after a step that changed values and nothing else. For the rest, each tensor has 256 float32 elements, and
+both sides are given a ready list, which nothing has looked at since the last save: staging it is `stage_ready_us_per_tensor`. `save_s` runs
+until the checkpoint is proven; DCP proves nothing. A second passes before each save, as training does between two.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from benchmarks import measuring, saving
 from trainer_runtime.checkpoint.engine import collector_paused
 from trainer_runtime.checkpoint.restore import open_checkpoint
 from trainer_runtime.contract.assignment import ResumePoint
-from trainer_runtime.state import tree
 from trainer_runtime.state.data import open_source
 from trainer_runtime.state.gather import TrainingState
 from trainer_runtime.state.model import World
@@ -77,27 +77,35 @@ class Contest:
 
 
 class Live:
-    """A state that is trained: ``tensors`` in all, of a model and of its optimizer."""
+    """A state that is trained and saved: ``tensors`` in all, of a model and of its optimizer."""
 
-    def __init__(self, tensors: int) -> None:
-        layers = tensors // (2 * (1 + SLOTS))
-        model = nn.Sequential(*(nn.Linear(SIDE, SIDE) for _ in range(layers)))
+    def __init__(self, directory: Path, tensors: int) -> None:
+        model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(tensors // (1 + SLOTS))))
         self._optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         self._optimizer.step()
         self._state = TrainingState(model=model, data=open_source(None, World()), world=World(), more={"optimizer": self._optimizer})
-        self.tensors = len(self._state.snapshot({}).leaves)
+        self._attempt = saving.Saving(directory)
+        self.gather_us: list[float] = []
+        self.stage_us: list[float] = []
 
-    def gather_us(self) -> float:
-        """Take a step, then gather; return what that takes, in microseconds by tensor."""
+    def save(self) -> None:
+        """Take a step, gather, stage, and wait until the checkpoint is proven; note what the two take, in microseconds by tensor."""
+        saving.settle()
         self._optimizer.step()
         with collector_paused():  # as in a save
-            return saving.timed(self._gather) / self.tensors * 1e6
+            began = time.perf_counter()
+            snapshot = self._state.snapshot({})
+            gathered = time.perf_counter() - began
+        staged = self._attempt.stage(snapshot)
+        self._attempt.wait()
+        for seconds, noted in ((gathered, self.gather_us), (staged, self.stage_us)):
+            noted.append(seconds / len(snapshot.leaves) * 1e6)
 
-    def _gather(self) -> None:
-        for name, value in self._state.snapshot({}).objects.items():
-            tree.encode(value, name)
+    def close(self) -> None:
+        """End the attempt."""
+        self._attempt.close()
 
 
 def main() -> int:
@@ -105,22 +113,25 @@ def main() -> int:
     parser = saving.options(__doc__, gigabytes=None)
     parser.add_argument("--tensors", type=int, default=TENSORS)
     given = parser.parse_args()
-    live = Live(given.tensors)
-    live.gather_us()
-    gather_us = [live.gather_us() for _ in range(given.repeats)]
     with saving.scratch(given.directory) as directory:
+        live = Live(directory / "live", given.tensors)
+        for _ in range(1 + given.repeats):
+            live.save()
+        live.close()
         contest = Contest(directory, given.tensors)
         contest.ours_save(), contest.dcp_save()
         results = measuring.take_turns({"save_s": contest.ours_save, "dcp_save_s": contest.dcp_save}, given.repeats)
         contest.ours_load(), contest.dcp_load()
         results |= measuring.take_turns({"load_s": contest.ours_load, "dcp_load_s": contest.dcp_load}, given.repeats)
         contest.close()
-    stage_us = [seconds / given.tensors * 1e6 for seconds in contest.stage_seconds[1:]]
+    gather_us, stage_us = live.gather_us[1:], live.stage_us[1:]
+    stage_ready_us = [seconds / given.tensors * 1e6 for seconds in contest.stage_seconds[1:]]
     values: dict[str, Any] = {
         "tensors": given.tensors,
         "repeats": given.repeats,
         "gather_us_per_tensor": measuring.spread(gather_us),
         "stage_us_per_tensor": measuring.spread(stage_us),
+        "stage_ready_us_per_tensor": measuring.spread(stage_ready_us),
         **{name: measuring.spread(seconds) for name, seconds in results.items()},
         "bars": [
             measuring.bar("microseconds gathered per tensor", measuring.median(gather_us), at_most=GATHER_BAR_US),
