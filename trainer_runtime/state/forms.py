@@ -3,7 +3,7 @@ whether they are conjugated or negated lazily. Not what they hold, and not where
 
 Saving asks it of every tensor in every save, while training stands still: what follows from the form (what a leaf says, its place in a
 file, how it may be copied) is remembered for as long as the form is. torch.compile asks the same of a compiled function's arguments before
-every call. The object that it asks with answers for all tensors at once, in an eighth of the time that our own questions take one by one
+every call. The object that it asks with answers for all tensors at once, in a quarter of the time that our own questions take one by one
 (`benchmarks.choices`). It is no public name of torch, so it may be gone some day: then we ask ourselves.
 """
 
