@@ -25,12 +25,13 @@ from trainer_runtime.errors import Fenced, StoreUnavailable
 from trainer_runtime.store.base import AlreadyInStore
 from trainer_runtime.store.posix import PosixStore
 
-FOLDERS = ("trash", "tmp", "steps", "frozen")
+FOLDERS = ("trash", "tmp", "steps", "frozen", "snapshots")
 LEFT = {
     "trash": ("gone-1", "gone-2"),
     "tmp": ("0000000009-00000001", "frozen-draft"),
     "steps": ("0000000007-00000001", "0000000008-00000001"),
     "frozen": ("a.safetensors", "b.safetensors"),
+    "snapshots": ("a", "b"),
 }
 """What a sweep takes away, by folder."""
 
@@ -48,7 +49,7 @@ def leave_behind(store: PosixStore) -> float:
     for folder, names in LEFT.items():
         for name in names:
             path = store_root(store) / RUN / folder / name
-            if folder == "frozen":
+            if folder in ("frozen", "snapshots"):
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(b"x")
             else:

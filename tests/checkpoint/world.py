@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +20,13 @@ from trainer_runtime.checkpoint.persister.joining import join
 from trainer_runtime.checkpoint.persister.messages import Hello
 from trainer_runtime.checkpoint.persister.server import Server
 from trainer_runtime.checkpoint.reference import Reference
+from trainer_runtime.checkpoint.snapshots import keep_snapshots, name_snapshots
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import JobIdentity
+from trainer_runtime.state.attachments import Attachment
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.store.base import Store
 from trainer_runtime.store.posix import PosixStore
@@ -114,10 +116,12 @@ def attempt_on(
     on_record: Callable[[CheckpointRecord], None] | None = None,
     local: Path | None = None,
     ranks_here: int = 1,
+    attachments: Mapping[str, Sequence[Attachment]] | None = None,
     **opening: Any,
 ) -> Iterator[Attempt]:
     """Open the run and give every rank its engine. ``ranks_here``: among how many ranks each thinks that it shares its memory."""
     opened = open_world([store] * ranks, **opening)
+    keep_snapshots(store, RUN, attachments or {})
     exchange = LocalExchange()
     records: list[list[CheckpointRecord]] = [[] for _ in range(ranks)]
 
@@ -139,6 +143,7 @@ def attempt_on(
                 writer=opened[rank].writer,
                 on_record=listener(rank),
                 parents=opened[rank].parents,
+                snapshots=name_snapshots(attachments or {}),
                 software={"torch": torch.__version__},
                 ranks_here=ranks_here,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from tests.runtime.endings import exit_of
 from tests.runtime.training import Training, steps_in
+from trainer_runtime.contract.beat import Level, RecordKey
 from trainer_runtime.contract.codec import loads
 from trainer_runtime.contract.manifest import Manifest
 from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Refused
@@ -116,6 +118,19 @@ def test_tokenizer_and_config_are_part_of_every_checkpoint(store: Path, tmp_path
     (config,) = found["config"]
     assert json.loads((store / "default" / config.path).read_text()) == {"depth": 2, "rate": 0.1}
     assert len(list((store / "default" / "snapshots").iterdir())) == 2
+
+
+def test_what_an_attempt_was_started_with_stays_while_it_has_not_saved_however_old_it_is(store: Path) -> None:
+    given = Training(store, config={"depth": 2})
+    (file,) = (store / "default" / "snapshots").iterdir()
+    other = file.with_name("0" * 64)
+    other.write_bytes(b"nobody's")
+    for snapshot in (file, other):
+        os.utime(snapshot, (0, 0))
+    given.run._parts.housekeeper.delete((RecordKey("default", 1, 1, Level.VERIFIED),))
+    given.train(2)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    assert manifest(store, 2, "default").snapshots["config"][0].sha256 == file.name
 
 
 def test_another_tokenizer_is_refused_by_the_name_of_its_file(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,9 +20,10 @@ from trainer_runtime.checkpoint.fences import read_fences, require_ownership
 from trainer_runtime.checkpoint.frozen import named_in
 from trainer_runtime.checkpoint.inventory import read_committed
 from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, find_abandoning, propose
+from trainer_runtime.checkpoint.snapshots import paths_in
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import Level
-from trainer_runtime.contract.layout import FROZEN, MANIFEST, STEPS, TMP, TRASH, StepName, fence_path, is_run_name, step_path
+from trainer_runtime.contract.layout import FROZEN, MANIFEST, SNAPSHOTS, STEPS, TMP, TRASH, StepName, fence_path, is_run_name, step_path
 from trainer_runtime.errors import CheckpointDamaged, Refused, StoreUnavailable
 from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
 
@@ -110,9 +111,17 @@ def delete_checkpoints(store: Store, run: str, writer: Writer, names: Collection
     cleaning.raise_first()
 
 
-def sweep(store: Store, run: str, writer: Writer, now: float, is_ended: Callable[[], bool] = _never) -> None:
+def sweep(
+    store: Store,
+    run: str,
+    writer: Writer,
+    now: float,
+    is_ended: Callable[[], bool] = _never,
+    started_with: frozenset[str] = frozenset(),
+) -> None:
     """Empty the trash of what is older than 24 h, and trash what older attempts left in flight, what a deletion left half done, and frozen
-    files that no checkpoint names any more. ``is_ended`` is asked before each thing; True: the others stay.
+    files and snapshots that no checkpoint names any more. ``is_ended`` is asked before each thing; True: the others stay.
+    ``started_with``: this attempt's own snapshots, relative to the run. They stay, for every save of it names them, the first one too.
 
     Raises Fenced when this attempt does not own the run. Raises the first error about a thing that could not be taken away when the others
     were. ``now``: Unix seconds.
@@ -138,15 +147,15 @@ def sweep(store: Store, run: str, writer: Writer, now: float, is_ended: Callable
             if step is not None and find_reference(store, run, step) is None:
                 cleaning.require_ownership()
                 store.move(f"{run}/{STEPS}/{name}", f"{_grave(run, name)}/checkpoint")
-    named = _NamedFrozen(store, run)
+    named = _Named(store, run)
     # asked for their age, because the first save that names a file is in flight after the file is there
-    files = [] if is_ended() else [f"{FROZEN}/{name}" for name in store.list(f"{run}/{FROZEN}")]
-    old = [path for path in files if _is_old(store, f"{run}/{path}", now)]
+    files = [f"{folder}/{name}" for folder in cleaning.each((FROZEN, SNAPSHOTS)) for name in store.list(f"{run}/{folder}")]
+    old = [path for path in files if path not in started_with and _is_old(store, f"{run}/{path}", now)]
     for path in cleaning.each(named.free_of(old)):
         with cleaning.one():
             cleaning.require_ownership()
             if named.is_free(path):
-                store.move(f"{run}/{path}", f"{_grave(run, 'frozen')}/{path}")
+                store.move(f"{run}/{path}", f"{_grave(run, path.partition('/')[0])}/{path}")
     cleaning.raise_first()
 
 
@@ -157,9 +166,9 @@ def _is_old(store: Store, path: str, now: float) -> bool:
         return False  # it went since it was listed
 
 
-class _NamedFrozen:
-    """Which frozen files the committed checkpoints of a run name. What a checkpoint names never changes, so each is read once, and a look
-    right before a file goes costs one list."""
+class _Named:
+    """Which frozen files and snapshots the committed checkpoints of a run name. What a checkpoint names never changes, so each is read
+    once, and a look right before a file goes costs one list."""
 
     def __init__(self, store: Store, run: str) -> None:
         self._store, self._run = store, run
@@ -185,7 +194,8 @@ class _NamedFrozen:
             if step is not None and step not in self._named:
                 reference = find_reference(self._store, self._run, step)
                 if reference is not None:
-                    self._named[step] = named_in(read_documents(self._store, reference).indexes)
+                    documents = read_documents(self._store, reference)
+                    self._named[step] = named_in(documents.indexes) | paths_in(documents.manifest.snapshots)
 
 
 class _OneByOne:

@@ -33,6 +33,11 @@ def name_snapshots(attachments: Mapping[str, Sequence[Attachment]]) -> dict[str,
     }
 
 
+def paths_in(named: Mapping[str, Sequence[SnapshotFile]]) -> frozenset[str]:
+    """Return where the files lie that a manifest names, relative to the run: what must stay while the checkpoint does."""
+    return frozenset(file.path for files in named.values() for file in files)
+
+
 def keep_snapshots(store: Store, run: str, attachments: Mapping[str, Sequence[Attachment]]) -> None:
     """Write every file that is not there, and prove all of them. One that is damaged goes to the trash and is written anew.
 

@@ -42,10 +42,13 @@ class Housekeeper:
         resume: ResumePoint | None,
         reporter: Reporter,
         in_use: Callable[[tuple[Held, ...]], frozenset[StepName]] = lambda _held: frozenset(),
+        started_with: frozenset[str] = frozenset(),
     ) -> None:
-        """``in_use``: which of the checkpoints that are there must not go now, asked in the broom's thread."""
+        """``in_use``: which of the checkpoints that are there must not go now, asked in the broom's thread. ``started_with``: as for
+        `sweep`."""
         self._store, self._run, self._writer = store, run, writer
         self._keep, self._reporter, self._in_use = keep, reporter, in_use
+        self._started_with = started_with
         self._resume = frozenset() if resume is None else frozenset({StepName(resume.step, resume.attempt)})
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rtj-clean") if writer.rank == 0 else None
         self._pending: set[Future[None]] = set()
@@ -98,4 +101,4 @@ class Housekeeper:
 
     def _sweep(self) -> None:
         """Submitted for itself: a checkpoint that cannot be deleted must not keep what lies in the trash."""
-        sweep(self._store, self._run, self._writer, time.time(), self._ended.is_set)
+        sweep(self._store, self._run, self._writer, time.time(), self._ended.is_set, self._started_with)

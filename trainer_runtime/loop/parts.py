@@ -14,7 +14,7 @@ from trainer_runtime.checkpoint.exchange import Exchange, LocalExchange
 from trainer_runtime.checkpoint.persister.joining import join
 from trainer_runtime.checkpoint.persister.messages import Hello
 from trainer_runtime.checkpoint.plan import Planner
-from trainer_runtime.checkpoint.snapshots import name_snapshots
+from trainer_runtime.checkpoint.snapshots import name_snapshots, paths_in
 from trainer_runtime.checkpoint.tcp_store import connect
 from trainer_runtime.contract.allow import Allow
 from trainer_runtime.contract.beat import Phase
@@ -68,6 +68,7 @@ def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allow
     hello = Hello(
         start.opened.writer, settings.local_rank, settings.store, settings.run, SAVE_DEADLINE_SECONDS, settings.s3, settings.local
     )
+    snapshots = name_snapshots(state.attachments)
     exchange, master = exchange_of("persister"), settings.master[0] if settings.master is not None else None
     engine = Engine(
         join=lambda on_record, on_ended: join(hello, exchange, master, on_record, on_ended),
@@ -75,7 +76,7 @@ def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allow
         on_record=reporter.recorded,
         parents=start.opened.parents,
         stored=start.stored,
-        snapshots=name_snapshots(state.attachments),
+        snapshots=snapshots,
         software=strict.describe_software(),
         ranks_here=settings.local_world_size,
     )
@@ -88,6 +89,7 @@ def assemble(settings: Settings, reporter: Reporter, state: TrainingState, allow
         resume=start.resumed_from,
         reporter=reporter,
         in_use=archivist.waiting,
+        started_with=paths_in(snapshots),
     )
 
     def look_around() -> None:
