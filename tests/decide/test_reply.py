@@ -11,6 +11,7 @@ from rtj_operator.api.v1alpha1 import Ending, JobStatus, Launch, StopReason
 from rtj_operator.decide.reply import reply
 from tests.decide.world import RUN, START, UID, World, record
 from trainer_runtime.contract.beat import Beat, Directive, Level, Phase, RecordKey, Reply, Tier
+from trainer_runtime.contract.exit_report import VerifiedCheckpoint
 
 
 def status_of(**fields: Any) -> JobStatus:
@@ -117,6 +118,27 @@ def test_deletion_is_granted_after_the_mark_was_written_and_only_to_the_present_
     world.settle()
     assert [key.step for key in reply(world.job, beat, frozenset(), world.now).may_delete] == [1]
     assert reply(world.job, replace(beat, attempt=0), frozenset(), world.now).may_delete == ()
+
+
+@pytest.mark.parametrize(("is_tagged", "granted"), [(True, []), (False, [5])], ids=["tagged", "not tagged"])
+def test_what_only_an_exit_report_names_is_granted_unless_it_is_tagged(is_tagged: bool, granted: list[int]) -> None:
+    """The beats that told of it met no operator, and a later gang began from a newer one."""
+    world = World().launch()
+    told = record(5, 1)
+    world.fail(0, step=6, verified=VerifiedCheckpoint(told.step, told.uri, told.manifest_sha256, tagged=is_tagged))
+    for attempt in (2, 3):
+        world.settle()
+        world.end_deleted()
+        world.launch(10 * attempt)
+        world.records += [record(10 * attempt + extra, attempt) for extra in (1, 2, 3)]
+        world.settle()
+        if attempt == 2:
+            world.fail(0, step=24)
+    proposals = (RecordKey(RUN, 5, 1, Level.VERIFIED),)
+    world.beat(0, delete_proposals=proposals)
+    world.settle()
+    beat = Beat(UID, 3, 0, world.pod(0).uid, 1, Phase.TRAIN, 0.0, delete_proposals=proposals)
+    assert [key.step for key in reply(world.job, beat, frozenset(), world.now).may_delete] == granted
 
 
 def test_a_copy_is_acknowledged_for_its_own_tier_alone() -> None:

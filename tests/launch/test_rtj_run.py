@@ -107,7 +107,7 @@ def test_sigterm_asks_the_ranks_to_save_and_reports_whether_they_did(launcher: L
         open(f"ready-{{rank}}", "w").write("yes")
         order = client.wait(SaveAndStop, 60)
         assert 0 < order.deadline_seconds < 20
-        client.send(Recorded(CheckpointRecord("run", 5, 1, "file:///s", "ab" * 32, Level.VERIFIED)))
+        client.send(Recorded(CheckpointRecord("run", 5, 1, "file:///s", "ab" * 32, Level.VERIFIED, tagged=True)))
         client.send(Ending(rank, Outcome.{said}, "stopped at step 5"))
         sys.exit({code})
         """,
@@ -121,7 +121,7 @@ def test_sigterm_asks_the_ranks_to_save_and_reports_whether_they_did(launcher: L
     assert run.wait() == code
     assert run.report.outcome is outcome
     assert run.report.verified is not None
-    assert run.report.verified.step == 5
+    assert (run.report.verified.step, run.report.verified.tagged) == (5, True)
 
 
 def test_sigterm_reaches_scripts_that_take_no_part_in_saving(launcher: Launcher) -> None:

@@ -76,6 +76,8 @@ class VerifiedCheckpoint:
     step: int
     uri: str
     manifest_sha256: str
+    tagged: bool = False
+    """Its manifest has tags: it is permanent, and no deletion of it is granted."""
 
 
 @dataclass(frozen=True)

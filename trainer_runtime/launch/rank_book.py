@@ -134,7 +134,7 @@ class RankBook:
         """The newest verified checkpoint in the store that this attempt reported."""
         verified = [record for record in self._records if record.level is Level.VERIFIED and record.tier is Tier.STORE]
         newest = max(verified, key=lambda record: record.step, default=None)
-        return VerifiedCheckpoint(newest.step, newest.uri, newest.manifest_sha256) if newest else None
+        return VerifiedCheckpoint(newest.step, newest.uri, newest.manifest_sha256, newest.tagged) if newest else None
 
     @property
     def some_failed(self) -> bool:

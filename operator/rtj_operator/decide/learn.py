@@ -50,11 +50,11 @@ def _inventory(observation: Observation) -> tuple[CheckpointRecord, ...]:
 
 def _last_words(run: str, workers: tuple[Worker, ...]) -> tuple[CheckpointRecord, ...]:
     """What ended workers name in their reports: their last beats may have met no operator, while it was moved to another node."""
-    reports = [worker.report for worker in workers if worker.report is not None]
+    told = [(worker.report.attempt, worker.report.verified) for worker in workers if worker.report is not None]
     return tuple(
-        CheckpointRecord(run, report.verified.step, report.attempt, report.verified.uri, report.verified.manifest_sha256, Level.VERIFIED)
-        for report in reports
-        if report.verified is not None
+        CheckpointRecord(run, found.step, attempt, found.uri, found.manifest_sha256, Level.VERIFIED, tagged=found.tagged)
+        for attempt, found in told
+        if found is not None
     )
 
 
