@@ -141,6 +141,7 @@ def worst_status() -> api.JobStatus:
             keep_best_metric=text, s3_endpoint=text[:256], s3_region=text, local=text[:256], archive_store=word[:256]
         ),
         save_failure=api.SaveFailureStatus(step=10**9, reason=text, count=5),
+        archive_failure=api.ArchiveFailureStatus(reason=text, count=10**6),
         run=api.RunStatus(
             taken_over_from=word,
             foreign_fence=api.ForeignFence(job_uid=word, fence=10**6, changed_at=NOW),

@@ -17,6 +17,7 @@ from tests.descriptors import LOW, low_ones_taken
 from trainer_runtime.channel.client import Client, connect_from_environment
 from trainer_runtime.channel.codec import MAX_LINE_BYTES, decode_down, decode_up, encode
 from trainer_runtime.channel.messages import (
+    ArchiveLooked,
     DeleteProposed,
     Down,
     Ending,
@@ -33,7 +34,7 @@ from trainer_runtime.channel.messages import (
 )
 from trainer_runtime.channel.server import Joined, Received, Server
 from trainer_runtime.contract.assignment import Assignment
-from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RecordKey, SaveFailure
+from trainer_runtime.contract.beat import ArchiveLook, CheckpointRecord, Level, Phase, RecordKey, SaveFailure
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.exit_report import DamagedCheckpoint, Outcome
 from trainer_runtime.waiting import wait_readable
@@ -46,6 +47,8 @@ UPS: list[Up] = [
     Recorded(RECORD),
     Holding((RECORD,), highest_fence=3, fence_job_uid="uid", quiet_seconds=-1.5),
     SaveAbandoned(SaveFailure(step=5, reason="no space left on the device", count=2)),
+    ArchiveLooked(ArchiveLook(failures=2, reason="the archive is away")),
+    ArchiveLooked(ArchiveLook()),
     DeleteProposed((KEY,)),
     Raised(rank=1, at_ns=1_700_000_000_123_456_789, exception="ValueError: bad\nline", step=4),
     Ending(rank=0, outcome=Outcome.DAMAGED, message="m", checkpoint=DamagedCheckpoint(5, 1, "ab", "data/x", "digest")),

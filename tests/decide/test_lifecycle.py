@@ -13,7 +13,7 @@ from rtj_operator.decide import decide
 from rtj_operator.decide.observation import CreateRefusal, RunOwner, TemplateCheck
 from rtj_operator.decide.plan import CreatePod, CreateService, DeletePod
 from tests.decide.world import START, World, record, spec_of
-from trainer_runtime.contract.beat import Phase, SaveFailure
+from trainer_runtime.contract.beat import ArchiveLook, Phase, SaveFailure
 from trainer_runtime.contract.exit_report import ExitReport, Outcome
 
 
@@ -404,3 +404,65 @@ def test_a_failed_save_is_not_forgotten_by_a_relaunch() -> None:
     world.records.append(record(20, 2))
     world.settle()
     assert world.condition("CheckpointHealthy") == ("True", "Verified")
+
+
+WITH_ARCHIVE: dict[str, Any] = {**spec_of(), "checkpoint": {"store": "file:///checkpoints", "archive": {"store": "s3://cold/runs"}}}
+
+
+def look_at_archive(world: World, failures: int, reason: str = "") -> None:
+    """Let worker 0 say how its newest look at the archive ended, while all train."""
+    world.train(workers=[1, 2])
+    world.beat(0, step=1, archive=ArchiveLook(failures, reason))
+    world.settle()
+
+
+def archive_failure(world: World) -> tuple[int, str] | None:
+    """What the status says of the archive: looks in a row that failed, and why."""
+    failure = world.status.archive_failure
+    return (failure.count, failure.reason) if failure is not None else None
+
+
+def test_an_archive_that_fails_is_one_event_and_stays_in_the_status_until_a_look_succeeds() -> None:
+    world = World(spec=WITH_ARCHIVE).launch()
+    world.records.append(record(10, 1))
+    for failures in (1, 2, 3):
+        look_at_archive(world, failures, f"cannot reach s3://cold/runs, request {failures}")
+    (event,) = [event for event in world.events if event.reason == "ArchiveFailed"]
+    assert event.warning and "s3://cold/runs, request 1" in event.message
+    assert archive_failure(world) == (3, "cannot reach s3://cold/runs, request 3")
+    assert (world.condition("CheckpointHealthy"), world.phase) == (("True", "Verified"), "Running"), "the store is what counts"
+    look_at_archive(world, 0)
+    assert archive_failure(world) is None
+    look_at_archive(world, 1, "cannot reach s3://cold/runs")
+    assert world.told().count("ArchiveFailed") == 2, "it is another failure"
+
+
+def test_what_a_worker_says_of_the_archive_is_cut_before_it_is_told() -> None:
+    world = World(spec=WITH_ARCHIVE).launch()
+    look_at_archive(world, 1, "x\ud83c" * 5000)
+    failure = archive_failure(world)
+    assert failure is not None and len(failure[1]) == 300 and failure[1].isascii()
+    assert len(world.events[-1].message) < 400
+
+
+@pytest.mark.parametrize(("spec", "is_forgotten"), [(WITH_ARCHIVE, False), (spec_of(), True)], ids=["an archive", "no archive any more"])
+def test_a_failed_archive_is_not_forgotten_by_a_relaunch_unless_the_job_has_none_any_more(spec: dict[str, Any], is_forgotten: bool) -> None:
+    world = World(spec=WITH_ARCHIVE).launch()
+    world.records.append(record(10, 1))
+    look_at_archive(world, 1, "cannot reach s3://cold/runs")
+    world.spec = spec
+    world.fail(1, step=25)
+    world.settle()
+    world.end_deleted()
+    world.settle()
+    world.launch(11)
+    assert (world.status.attempt, archive_failure(world) is None) == (2, is_forgotten)
+    assert world.told().count("ArchiveFailed") == 1
+
+
+def test_only_worker_0_speaks_of_the_archive() -> None:
+    world = World(spec=WITH_ARCHIVE).launch()
+    world.train(workers=[0, 2])
+    world.beat(1, step=1, archive=ArchiveLook(1, "not mine to say"))
+    world.settle()
+    assert archive_failure(world) is None

@@ -8,7 +8,7 @@ import pytest
 
 from rtj_operator.heartbeat.beats import BeatBook
 from tests.heartbeat.beats_data import JOB_UID, POD_UID, beat, record
-from trainer_runtime.contract.beat import Beat, Level, Phase, SaveFailure
+from trainer_runtime.contract.beat import ArchiveLook, Beat, Level, Phase, SaveFailure
 from trainer_runtime.contract.evidence import Evidence, Source, Strength
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -50,6 +50,7 @@ def test_the_newest_beat_of_a_sender_counts(second: Beat, is_taken: bool) -> Non
         pytest.param({"records": (record(),)}, True, id="a record"),
         pytest.param({"evidence": (EVIDENCE,)}, True, id="evidence"),
         pytest.param({"save_failure": SaveFailure(10, "no space left")}, True, id="a save that failed"),
+        pytest.param({"archive": ArchiveLook(1, "no answer")}, True, id="an archive that failed"),
         pytest.param({"delete_proposals": ()}, False, id="nothing at all"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from trainer_runtime.contract.beat import (
     BEAT_SECONDS,
     MAX_BODY_BYTES,
+    ArchiveLook,
     Beat,
     CheckpointRecord,
     Directive,
@@ -44,6 +45,7 @@ def record(step: int, level: Level = Level.VERIFIED) -> CheckpointRecord:
         pytest.param({"records": (record(5),)}, True, id="record"),
         pytest.param({"failure": REPORT}, True, id="failure"),
         pytest.param({"save_failure": SaveFailure(5, "no space left")}, True, id="a save that failed"),
+        pytest.param({"archive": ArchiveLook(1, "no answer")}, True, id="an archive that failed"),
         pytest.param({"attempt": 2}, True, id="attempt"),
         pytest.param({"inventory": (record(5),)}, True, id="inventory"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from tests.heartbeat_sender.beat_server import BeatServer, Respond
 from tests.launch.harness import Launcher, Running, free_port
 from trainer_runtime.contract.assignment import Assignment
-from trainer_runtime.contract.beat import Beat, CheckpointRecord, Directive, Level, Phase, Reply, SaveFailure
+from trainer_runtime.contract.beat import ArchiveLook, Beat, CheckpointRecord, Directive, Level, Phase, Reply, SaveFailure
 from trainer_runtime.contract.exit_report import Outcome
 
 RECORD = CheckpointRecord("run", 5, 1, "file:///s", "ab" * 32, Level.VERIFIED)
@@ -152,6 +152,29 @@ def test_a_failed_save_is_beaten_until_the_next_verified_one(launcher: Launcher,
     (launcher.folder / "repaired").touch()
     assert run.wait() == 0
     assert operator.beats[-1].save_failure is None
+
+
+def test_how_the_newest_look_at_the_archive_ended_is_beaten_until_the_next_one(launcher: Launcher, operator: BeatServer) -> None:
+    run = start(
+        launcher,
+        operator,
+        """
+        from trainer_runtime.channel.messages import ArchiveLooked
+        from trainer_runtime.contract.beat import ArchiveLook
+        client.send(ArchiveLooked(ArchiveLook(2, "the archive is away")))
+        client.send(Recorded(CheckpointRecord("run", 5, 1, "file:///s", "ab" * 32, Level.VERIFIED)))
+        while not os.path.exists("repaired"):
+            time.sleep(0.05)
+        client.send(ArchiveLooked(ArchiveLook()))
+        client.send(Ending(rank, Outcome.DONE))
+        """,
+        assign(),
+    )
+    beats = operator.wait_for(lambda beats: any(beat.records for beat in beats), "the record", 60)
+    assert beats[-1].archive == ArchiveLook(2, "the archive is away")
+    (launcher.folder / "repaired").touch()
+    assert run.wait() == 0
+    assert operator.beats[-1].archive == ArchiveLook()
 
 
 def test_granted_deletions_reach_the_rank_that_proposed_them(launcher: Launcher, operator: BeatServer) -> None:

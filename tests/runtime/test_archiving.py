@@ -17,7 +17,7 @@ from tests.store.hostile import CLOSE, Trouble, hostile_s3
 from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions, read_held
 from trainer_runtime.checkpoint.inventory import list_committed, read_inventory
 from trainer_runtime.contract.assignment import Keep
-from trainer_runtime.contract.beat import CheckpointRecord, Level, Tier
+from trainer_runtime.contract.beat import ArchiveLook, CheckpointRecord, Level, Tier
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import StoreUnavailable
 from trainer_runtime.loop import archiving
@@ -53,10 +53,12 @@ class Door:
 
 @contextmanager
 def archivist(
-    store: Store, door: Door, every_steps: int | None, attempt: int = 1, rank: int = 0
+    store: Store, door: Door, every_steps: int | None, attempt: int = 1, rank: int = 0, looks: list[ArchiveLook] | None = None
 ) -> Iterator[tuple[Archivist, list[CheckpointRecord]]]:
+    """``looks``: takes what is told of each look."""
     records: list[CheckpointRecord] = []
-    porter = Archivist(store, RUN, writer(rank, attempt=attempt), door.open, every_steps, records.append)
+    looks = [] if looks is None else looks
+    porter = Archivist(store, RUN, writer(rank, attempt=attempt), door.open, every_steps, records.append, looks.append)
     try:
         yield porter, records
     finally:
@@ -106,6 +108,17 @@ def test_a_failing_archive_is_a_warning_with_a_count_and_is_made_up_for_later(
         porter.look()
         porter.close()
         assert (porter.failures, len(records)) == (0, 1)
+
+
+def test_how_each_look_ended_is_told(store: PosixStore, archive: PosixStore) -> None:
+    save(store, 2)
+    door, looks = Door(archive, locked=True), list[ArchiveLook]()
+    with archivist(store, door, 2, looks=looks) as (porter, _):
+        for locked in (True, True, False, False):
+            door.locked = locked
+            porter.look()
+            wait(porter._looks, timeout=60)
+    assert looks == [ArchiveLook(1, "the archive is away"), ArchiveLook(2, "the archive is away"), ArchiveLook(), ArchiveLook()]
 
 
 def damage(store: PosixStore, archive: PosixStore, first: CheckpointRecord) -> None:
@@ -207,13 +220,18 @@ def test_the_end_of_a_run_breaks_off_a_copy_that_is_being_read_back(
     save(store, 2)
     endless = Endless(store_root(archive))
     monkeypatch.setattr(archiving, "CLOSE_SECONDS", 0.0)
-    with archivist(store, Door(endless), 2) as (porter, records):
+    looks: list[ArchiveLook] = []
+    with archivist(store, Door(endless), 2, looks=looks) as (porter, records):
         porter.look()
         assert endless.is_reading.wait(60)
         porter.close()
+        told = tuple(looks)
         endless.may_go_on.set()
         wait(porter._looks, timeout=60)
     assert records == []
+    (look,) = looks
+    assert told == (look,), "told while there is somebody to tell, and once"
+    assert (look.failures, look.reason) == (1, archiving.ENDED_TOO_SOON)
     assert "the run ended before the copy did" in caplog.text
     with archivist(store, Door(archive), 2) as (porter, records):
         porter.look()

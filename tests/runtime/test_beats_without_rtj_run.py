@@ -45,6 +45,10 @@ for (x,) in training.run.steps(max_steps=2):
         time.sleep(0.05)
 training.run.close()
 """
+ARCHIVE_IS_AWAY = """
+from tests.runtime.training import Training
+Training(None, archive="away", archive_every_steps=1).train(2)
+"""
 ASSIGNMENT = Assignment(attempt=2, worker_index=0, workers=1, procs_per_worker=1, master_addr="127.0.0.1", master_port=1, run_id="r2")
 
 
@@ -131,6 +135,15 @@ def test_a_save_that_fails_is_told_and_taken_back_by_the_next_verified_one(opera
     assert (told.step, told.count) == (1, 1)
     assert "store/default/tmp" in told.reason, told.reason
     assert failures[-1] is None
+    assert steps_in(tmp_path / "store") == [2]
+
+
+def test_an_archive_that_is_away_is_told_and_harms_nobody(operator: BeatServer, tmp_path: Path) -> None:
+    assert run(operator, tmp_path, ASSIGNMENT, ARCHIVE_IS_AWAY) == 0
+    last = operator.beats[-1]
+    assert last.phase is Phase.DONE
+    assert last.archive is not None and last.archive.failures >= 1
+    assert f"{tmp_path}/away" in last.archive.reason
     assert steps_in(tmp_path / "store") == [2]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from trainer_runtime.channel.messages import (
+    ArchiveLooked,
     DeleteProposed,
     Down,
     Ending,
@@ -41,7 +42,7 @@ class Hello:
 M = TypeVar("M")
 
 _UP: Final[dict[str, type[Any]]] = {
-    kind.__name__: kind for kind in (Hello, Progress, Recorded, Holding, SaveAbandoned, DeleteProposed, Raised, Ending)
+    kind.__name__: kind for kind in (Hello, Progress, Recorded, Holding, SaveAbandoned, ArchiveLooked, DeleteProposed, Raised, Ending)
 }
 _DOWN: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in (SaveAndStop, Save, Proceed, MayDelete)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trainer_runtime.contract.assignment import Assignment
-from trainer_runtime.contract.beat import CheckpointRecord, Phase, RecordKey, SaveFailure
+from trainer_runtime.contract.beat import ArchiveLook, CheckpointRecord, Phase, RecordKey, SaveFailure
 from trainer_runtime.contract.exit_report import DamagedCheckpoint, Outcome
 
 
@@ -48,6 +48,13 @@ class SaveAbandoned:
     """Up, from rank 0: a save failed and training goes on. The next verified record takes it back."""
 
     failure: SaveFailure
+
+
+@dataclass(frozen=True)
+class ArchiveLooked:
+    """Up, from rank 0: a look at the archive ended, well or not. The next one replaces it."""
+
+    look: ArchiveLook
 
 
 @dataclass(frozen=True)
@@ -108,5 +115,5 @@ class MayDelete:
     keys: tuple[RecordKey, ...]
 
 
-Up = Progress | Recorded | Holding | SaveAbandoned | DeleteProposed | Raised | Ending
+Up = Progress | Recorded | Holding | SaveAbandoned | ArchiveLooked | DeleteProposed | Raised | Ending
 Down = SaveAndStop | Save | Proceed | MayDelete

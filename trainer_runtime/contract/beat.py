@@ -15,7 +15,7 @@ from trainer_runtime.contract.evidence import Evidence
 from trainer_runtime.contract.exit_report import ExitReport
 
 MAX_REASON_CHARACTERS: Final = 300
-"""Of a save's failure: room for a store's path and the cause."""
+"""Of a failed save or look at the archive: room for a store's path and the cause."""
 MAX_BODY_BYTES: Final = 64 * 1024
 BEAT_PATH: Final = "/v1/beat"
 BEAT_SECONDS: Final = 5.0
@@ -122,6 +122,19 @@ class SaveFailure:
 
 
 @dataclass(frozen=True)
+class ArchiveLook:
+    """How the newest look at what the archive lacks ended: each copies that, after a verified save."""
+
+    failures: int = 0
+    """Looks in a row that failed, this one included; 0: the archive has all that belongs there."""
+    reason: str = ""
+    """Path and cause, in words."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", self.reason[:MAX_REASON_CHARACTERS])
+
+
+@dataclass(frozen=True)
 class Beat:
     """One worker's state. ``sent_at`` is Unix time in seconds by the worker's clock; the operator judges liveness by its own."""
 
@@ -155,6 +168,8 @@ class Beat:
     the store's is ahead. None: unknown."""
     save_failure: SaveFailure | None = None
     """From worker 0: the newest save failed; None again from the next verified one."""
+    archive: ArchiveLook | None = None
+    """From worker 0; None: no look of this attempt has ended, or there is no archive."""
     delete_proposals: tuple[RecordKey, ...] = ()
     failure: ExitReport | None = None
     evidence: tuple[Evidence, ...] = ()

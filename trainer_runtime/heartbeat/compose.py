@@ -51,6 +51,7 @@ class Composer:
             fence_job_uid=state.fence_job_uid,
             quiet_seconds=state.quiet_seconds,
             save_failure=state.save_failure,
+            archive=state.archive,
             delete_proposals=state.delete_proposals,
             failure=state.failure,
             evidence=state.evidence,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trainer_runtime.contract.beat import CheckpointRecord, Phase, RankSummary, RecordKey, Reply, SaveFailure
+from trainer_runtime.contract.beat import ArchiveLook, CheckpointRecord, Phase, RankSummary, RecordKey, Reply, SaveFailure
 from trainer_runtime.contract.evidence import Evidence
 from trainer_runtime.contract.exit_report import ExitReport
 
@@ -31,6 +31,7 @@ class WorkerState:
     fence_job_uid: str | None = None
     quiet_seconds: float | None = None
     save_failure: SaveFailure | None = None
+    archive: ArchiveLook | None = None
     delete_proposals: tuple[RecordKey, ...] = ()
     failure: ExitReport | None = None
     evidence: tuple[Evidence, ...] = ()

@@ -11,8 +11,8 @@ import os
 from typing import Any
 
 from trainer_runtime.channel.codec import decode_up
-from trainer_runtime.channel.messages import DeleteProposed, Ending, Holding, Progress, Raised, Recorded, SaveAbandoned, Up
-from trainer_runtime.contract.beat import CheckpointRecord, Level, Phase, RankSummary, RecordKey, SaveFailure, Tier
+from trainer_runtime.channel.messages import ArchiveLooked, DeleteProposed, Ending, Holding, Progress, Raised, Recorded, SaveAbandoned, Up
+from trainer_runtime.contract.beat import ArchiveLook, CheckpointRecord, Level, Phase, RankSummary, RecordKey, SaveFailure, Tier
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.evidence import Evidence, Strength
 from trainer_runtime.contract.exit_report import Outcome, VerifiedCheckpoint
@@ -42,6 +42,7 @@ class RankBook:
         self._evidence: dict[object, Evidence] = {}
         self._proposals: tuple[RecordKey, ...] = ()
         self._save_failure: SaveFailure | None = None
+        self._archive: ArchiveLook | None = None
         self.holding: Holding | None = None
         """What rank 0 found in the store, while it waits for the operator's word."""
         self.local_world_size: int | None = None
@@ -67,6 +68,8 @@ class RankBook:
                 self._save_failure = None
         elif isinstance(message, SaveAbandoned):
             self._save_failure = message.failure
+        elif isinstance(message, ArchiveLooked):
+            self._archive = message.look
         elif isinstance(message, Holding):
             self.holding = message
         elif isinstance(message, DeleteProposed):
@@ -191,6 +194,7 @@ class RankBook:
             fence_job_uid=holding.fence_job_uid if holding else None,
             quiet_seconds=holding.quiet_seconds if holding else None,
             save_failure=self._save_failure,
+            archive=self._archive,
             delete_proposals=self._proposals,
             evidence=self.evidence,
         )

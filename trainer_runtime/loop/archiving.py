@@ -1,6 +1,7 @@
 """Rank 0's porter: after each verified save it copies what the archive lacks, in a thread of its own.
 
-The archive is never in the way: a slow one is asked again when it is done, a failing one is a warning with a count, and training goes on.
+The archive is never in the way: a slow one is asked again when it is done, a failing one is told with a count, in the log and to whoever
+listens, and training goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from trainer_runtime.checkpoint.documents import is_still_there, read_manifest
 from trainer_runtime.checkpoint.fences import require_ownership
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.retention import Held
-from trainer_runtime.contract.beat import CheckpointRecord, Level, Tier
+from trainer_runtime.contract.beat import ArchiveLook, CheckpointRecord, Level, Tier
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import CheckpointDamaged, RuntimeProblem, SaveFailed
 from trainer_runtime.store.base import Store
@@ -28,6 +29,8 @@ MAX_WAITING: Final = 3
 """So many checkpoints that wait for the archive are kept from retention. More would fill the store while the archive is away."""
 CLOSE_SECONDS: Final = 30.0
 """How long the end of a run waits for a copy; what is missing then, the next attempt of the run copies."""
+
+ENDED_TOO_SOON: Final = "the run ended before the copy did; the next attempt of the run copies it"
 
 log = logging.getLogger("trainer_runtime")
 
@@ -43,10 +46,13 @@ class Archivist:
         open_archive: Callable[[], Store] | None,
         every_steps: int | None,
         on_record: Callable[[CheckpointRecord], None],
+        on_look: Callable[[ArchiveLook], None],
     ) -> None:
-        """``open_archive`` is called in the thread, again after it failed; None: there is no archive. ``on_record``: of a verified copy."""
+        """``open_archive`` is called in the thread, again after it failed; None: there is no archive. ``on_record``: of a verified copy;
+        ``on_look``: of each look that ended, and at `close` of one that did not. Nothing is told after `close`."""
         self._store, self._run, self._writer = store, run, writer
-        self._open_archive, self._every_steps, self._on_record = open_archive, every_steps, on_record
+        self._open_archive, self._every_steps = open_archive, every_steps
+        self._on_record, self._on_look = on_record, on_look
         has_work = open_archive is not None and writer.rank == 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rtj-archive") if has_work else None
         self._archive: Store | None = None
@@ -79,18 +85,22 @@ class Archivist:
     def close(self) -> None:
         """Let a copy that was begun finish within CLOSE_SECONDS, then break it off."""
         if self._thread is not None:
-            wait(self._looks, timeout=CLOSE_SECONDS)
+            unfinished = wait(self._looks, timeout=CLOSE_SECONDS).not_done
             self._ended.set()
+            if unfinished:
+                self._on_look(ArchiveLook(self.failures + 1, ENDED_TOO_SOON))
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _guard(self) -> None:
         try:
             self._copy_missing()
-            self.failures = 0
+            self.failures, text = 0, ""
         except Exception as error:  # training must go on without its archive; nobody else would look at what a thread raised
             self.failures += 1
             text = str(error) if isinstance(error, RuntimeProblem) else f"{type(error).__name__}: {error}"
             log.warning("archiving failed %d times in a row: %s", self.failures, text, exc_info=not isinstance(error, RuntimeProblem))
+        if not self._ended.is_set():
+            self._on_look(ArchiveLook(self.failures, text))
 
     def _copy_missing(self) -> None:
         assert self._open_archive is not None
@@ -137,4 +147,4 @@ class Archivist:
 
     def _require_time(self) -> None:
         if self._ended.is_set():
-            raise SaveFailed("the run ended before the copy did; the next attempt of the run copies it")
+            raise SaveFailed(ENDED_TOO_SOON)

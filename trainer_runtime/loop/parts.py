@@ -140,6 +140,7 @@ def _archivist(settings: Settings, store: Store, start: Start, reporter: Reporte
         open_archive=None if archive is None else lambda: open_store(archive.store, settings.s3),
         every_steps=archive.every_steps if archive is not None else None,
         on_record=reporter.recorded,
+        on_look=reporter.archive_looked,
     )
 
 

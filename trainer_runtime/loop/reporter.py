@@ -15,6 +15,7 @@ from typing import Final
 
 from trainer_runtime.channel.client import Client, connect_from_environment
 from trainer_runtime.channel.messages import (
+    ArchiveLooked,
     DeleteProposed,
     Down,
     Ending,
@@ -28,7 +29,7 @@ from trainer_runtime.channel.messages import (
     SaveAbandoned,
     Up,
 )
-from trainer_runtime.contract.beat import CheckpointRecord, Directive, Level, Phase, RecordKey, SaveFailure, Tier
+from trainer_runtime.contract.beat import ArchiveLook, CheckpointRecord, Directive, Level, Phase, RecordKey, SaveFailure, Tier
 from trainer_runtime.contract.exit_report import ExitCode, ExitReport, FirstFailure, Outcome
 from trainer_runtime.heartbeat.start import Handle, start_for_rank
 from trainer_runtime.heartbeat.state import Answer, WorkerState
@@ -50,7 +51,8 @@ log = logging.getLogger("trainer_runtime")
 
 
 class Reporter:
-    """Thread-safe: records come from the writer's thread, proposals from the cleaning thread, everything else from the training thread."""
+    """Thread-safe: records come from the writer's thread, proposals from the cleaning thread, looks at the archive from the thread that
+    copies, everything else from the training thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -103,6 +105,11 @@ class Reporter:
         if self._settings.rank == 0:
             self._send(SaveAbandoned(failure))
             self._beat(save_failure=failure)
+
+    def archive_looked(self, look: ArchiveLook) -> None:
+        """Pass on how a look at the archive ended. Rank 0 alone looks."""
+        self._send(ArchiveLooked(look))
+        self._beat(archive=look)
 
     def hold(
         self,

@@ -171,6 +171,21 @@ class SaveFailureStatus(ApiModel):
         return f"step {self.step} was not saved{times}: {self.reason}"
 
 
+class ArchiveFailureStatus(ApiModel):
+    """The newest look at what the archive lacks failed while training went on."""
+
+    reason: Line = ""
+    """Path and cause."""
+    count: Count = 1
+    """Looks in a row that failed; there is one after each verified save."""
+
+    @property
+    def in_words(self) -> str:
+        """The failure as the event tells it."""
+        times = f" {self.count} times in a row" if self.count > 1 else ""
+        return f"copying to the archive failed{times}: {self.reason}"
+
+
 class ForeignFence(ApiModel):
     """Another job's fence that a worker of this one saw in the run's directory."""
 

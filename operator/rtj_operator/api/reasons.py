@@ -57,6 +57,8 @@ class EventReason:
     """An attempt resumes below a step that was verified before."""
     SAVE_FAILED: Final = "SaveFailed"
     """Saves fail while training goes on."""
+    ARCHIVE_FAILED: Final = "ArchiveFailed"
+    """Copying to the archive began to fail while training goes on; the status says it for as long as it lasts."""
     STORE_UNAVAILABLE: Final = "StoreUnavailable"
     """A worker cannot reach the store, or it is not the store the run was written to."""
     RUN_OWNED: Final = "RunOwned"

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, co
 
 from rtj_operator.api.base import ApiModel, Count, Cut, Finite, First, Message, Time, Word, cut
 from rtj_operator.api.checkpoints import (
+    ArchiveFailureStatus,
     AttemptResume,
     AttemptSettings,
     CheckpointRecordStatus,
@@ -173,6 +174,8 @@ class JobStatus(ApiModel):
     """The save that failed last; absent from the next verified one on."""
     last_save_failed_event_at: Time | None = None
     """When a SaveFailed event was last sent."""
+    archive_failure: ArchiveFailureStatus | None = None
+    """Why the archive lacks what belongs there; absent from the next look on that copies all of it."""
     last_failure: Failure | None = None
     """The newest incident."""
     failures: Annotated[tuple[Failure, ...], First(MAX_FAILURES)] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rtj_operator.api.checkpoint_spec import Archive, Best, Checkpoint, Every, Keep, Local, ResumeFrom, S3Settings
 from rtj_operator.api.checkpoints import (
+    ArchiveFailureStatus,
     AttemptResume,
     AttemptSettings,
     AttemptStart,
@@ -22,6 +23,7 @@ from rtj_operator.api.status import Ending, JobPhase, JobStatus, Launch, Progres
 
 __all__ = [
     "Archive",
+    "ArchiveFailureStatus",
     "AttemptResume",
     "AttemptSettings",
     "AttemptStart",

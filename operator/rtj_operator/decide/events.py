@@ -85,6 +85,8 @@ def _checkpoints(before: JobStatus, after: JobStatus) -> Iterator[JobEvent]:
         yield JobEvent(EventReason.CHECKPOINT_VERIFIED, f"step {after.checkpoint.step}: {after.checkpoint.uri}")
     if after.last_save_failed_event_at != before.last_save_failed_event_at and after.save_failure is not None:
         yield JobEvent(EventReason.SAVE_FAILED, f"{after.save_failure.in_words}; training goes on", True)
+    if after.archive_failure is not None and before.archive_failure is None:
+        yield JobEvent(EventReason.ARCHIVE_FAILED, f"{after.archive_failure.in_words}; training goes on", True)
     sound = {(record.step, record.attempt) for record in before.checkpoints if record.quarantined is not None}
     for record in after.checkpoints:
         if record.quarantined is not None and (record.step, record.attempt) not in sound:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from rtj_operator.api.v1alpha1 import JobStatus, Progress, SaveFailureStatus, StopReason
+from rtj_operator.api.v1alpha1 import ArchiveFailureStatus, JobStatus, Progress, SaveFailureStatus, StopReason
 from rtj_operator.decide import ledger, node_policy
 from rtj_operator.decide.observation import Observation, WorkerBeat
 from rtj_operator.decide.policy import Policy
@@ -25,7 +25,7 @@ def learn(status: JobStatus, observation: Observation, workers: tuple[Worker, ..
     job = observation.job
     told = (*observation.store.records, *observation.store.found, *_inventory(observation), *_last_words(job.run, workers))
     status = ledger.merge(status, told, job.run, now)
-    status = _with_save_failure(status, job.status, workers, now)
+    status = _with_archive_failure(_with_save_failure(status, job.status, workers, now), workers)
     status = _with_lost_attempts(_with_fences(status, observation, workers), observation)
     proposals = [proposal for worker in workers if worker.index == 0 and worker.beat for proposal in worker.beat.beat.delete_proposals]
     status = ledger.mark_deleting(ledger.refreshed(status, now), proposals, job.run, observation.sources, now)
@@ -93,6 +93,18 @@ def _with_save_failure(status: JobStatus, before: JobStatus, workers: tuple[Work
         event_at = now
     failure = SaveFailureStatus(step=told.step, reason=told.reason, count=told.count)
     return status.evolve(save_failure=failure, last_save_failed_event_at=event_at)
+
+
+def _with_archive_failure(status: JobStatus, workers: tuple[Worker, ...]) -> JobStatus:
+    """Take over from worker 0 how its newest look at the archive ended. A failure stays, over attempts too, until a look succeeds or the
+    attempt has no archive."""
+    beat = workers[0].beat if workers else None
+    told = beat.beat.archive if beat is not None else None
+    if told is None:
+        has_none = status.attempt_settings is not None and status.attempt_settings.archive_store is None
+        return status.evolve(archive_failure=None) if has_none else status
+    failure = ArchiveFailureStatus(reason=told.reason, count=told.failures) if told.failures > 0 else None
+    return status.evolve(archive_failure=failure)
 
 
 def _verified(status: JobStatus) -> set[tuple[int, int]]:

@@ -103,6 +103,7 @@ def _wakes(before: Beat | None, beat: Beat) -> bool:
         or beat.failure != before.failure
         or beat.delete_proposals != before.delete_proposals
         or beat.save_failure != before.save_failure
+        or beat.archive != before.archive
         or (beat.phase is Phase.HOLD and _seen_in_store(beat) != _seen_in_store(before))
         or (beat.step is not None and before.step is None)
     )
