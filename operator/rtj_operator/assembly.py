@@ -46,7 +46,7 @@ from rtj_operator.reconcile.job_cache import JobCache
 from rtj_operator.reconcile.node_writes import NodeWriter
 from rtj_operator.reconcile.observe import Observer
 from rtj_operator.reconcile.reconciler import Reconciler
-from rtj_operator.reconcile.refusals import Refusals
+from rtj_operator.reconcile.refusals import NodeRefusals, Refusals
 from rtj_operator.reconcile.work_queue import WorkQueue
 from rtj_operator.settings import OperatorSettings, SettingsError, variable_name
 
@@ -101,7 +101,7 @@ async def build(settings: OperatorSettings, crash: CrashPoints, identity: str) -
     configuration = await load_configuration(settings.kubeconfig or None)
     metrics = Metrics(CollectorRegistry(), version("rtj"))
     client = KubeClient(configuration, metrics, user_agent=f"{keys.FIELD_MANAGER}/{version('rtj')}")
-    queue, beats, ledger, refusals = WorkQueue(), BeatBook(utc_now()), Ledger(), Refusals()
+    queue, beats, ledger, refusals, node_refusals = WorkQueue(), BeatBook(utc_now()), Ledger(), Refusals(), NodeRefusals()
 
     def worker_pod(job: Job, worker: int) -> dict[str, Any]:
         endpoint = HeartbeatEndpoint(settings.heartbeat_url, settings.heartbeat_ca_file.read_text())
@@ -138,10 +138,10 @@ async def build(settings: OperatorSettings, crash: CrashPoints, identity: str) -
     facts = ApiFacts(client, trial_pod)
     lease = Lease(client, settings.lease_namespace, settings.lease_name, identity, duration_seconds=settings.lease_seconds)
     stores = _store_reader(settings, wake)
-    observer = Observer(jobs, pods, nodes, beats, ledger, stores, facts, refusals, client.outage)
+    observer = Observer(jobs, pods, nodes, beats, ledger, stores, facts, refusals, node_refusals, client.outage)
     events = EventRecorder(client, identity, metrics)
     writer = NodeWriter(client, metrics.node_cordoned, nodes.wrote, breaker)
-    actor = Actor(client, worker_pod, writer, facts, refusals, crash, lease.is_held, utc_now, pods.created)
+    actor = Actor(client, worker_pod, writer, facts, refusals, node_refusals, crash, lease.is_held, utc_now, pods.created)
     decider = functools.partial(decide, settings=settings)
     reconciler = Reconciler(client, queue, jobs, observer, decider, actor, events, ledger, metrics, crash, lease.is_held, utc_now)
     desk = BeatDesk(jobs, pods, beats, ledger, queue, reply)

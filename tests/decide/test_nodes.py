@@ -13,7 +13,7 @@ from rtj_operator.api import keys
 from rtj_operator.api.v1alpha1 import NodeRemediation
 from rtj_operator.decide.node_conditions import CONDITION_RULES, bad_conditions
 from rtj_operator.decide.node_policy import breaker_obstacle, effective_mode, matching, others_at_work
-from rtj_operator.decide.observation import NodeCondition, NodeView, Taint
+from rtj_operator.decide.observation import NodeCondition, NodeRefusal, NodeView, Taint
 from rtj_operator.decide.plan import CordonNode, ReleaseNode, StrikeNode
 from rtj_operator.decide.policy import Policy
 from tests.decide.world import SETTINGS, START, World, evidence, node, spec_of
@@ -149,6 +149,46 @@ def test_a_cordon_that_was_not_written_is_planned_again_until_it_is() -> None:
     assert any(isinstance(action, CordonNode) for action in world.plan().actions)
     world.run_pass()
     assert not any(isinstance(action, CordonNode) for action in world.plan().actions)
+
+
+@pytest.mark.parametrize(
+    ("fault_class", "strength", "done"),
+    [("gpu_ecc_uncorrectable", Strength.NODE, "unschedulable"), ("gpu_ecc_contained", Strength.SUSPECT, keys.STRIKES)],
+    ids=["cordon", "strike"],
+)
+def test_a_node_that_may_not_be_written_is_told_once_with_its_name_and_the_job_moves_and_the_write_comes_later(
+    fault_class: str, strength: Strength, done: str
+) -> None:
+    def is_written() -> bool:
+        return world.nodes[name].unschedulable if done == "unschedulable" else done in world.nodes[name].annotations
+
+    world = World().launch()
+    fact = evidence(fault_class, strength, world.now, 1)
+    name = world.pod(1).node or ""
+    world.exit(1, 1, ExitReport(1, 1, Outcome.FAILED, 1, evidence=(fact,)))
+    world.node_refusals = {name: NodeRefusal(name, "ask the platform team first", world.now)}
+    recover(world)
+    world.launch()
+    assert (world.status.attempt, [entry.node for entry in world.status.excluded_nodes]) == (2, [name])
+    assert world.condition("NodeRemediation") == ("False", "NodeWriteRefused")
+    for _ in range(5):
+        world.after(60)
+        world.settle()
+    told = [event for event in world.events if event.reason == "NodeWriteRefused"]
+    assert [(event.warning, event.message) for event in told] == [(True, f"node {name} could not be written: ask the platform team first")]
+    assert not is_written()
+    world.node_refusals = {}
+    world.settle()
+    assert is_written()
+    assert world.condition("NodeRemediation") == ("True", "Enabled")
+
+
+def test_a_refused_write_of_a_node_that_the_jobs_incident_is_not_about_is_not_told() -> None:
+    world = World().launch()
+    world.node_refusals = {"n5": NodeRefusal("n5", "ask first", world.now)}
+    faulty(world)
+    recover(world)
+    assert world.condition("NodeRemediation") == ("True", "Enabled")
 
 
 def test_a_person_who_uncordons_is_not_contradicted() -> None:

@@ -19,6 +19,7 @@ from rtj_operator.decide.observation import (
     ContainerView,
     CreateRefusal,
     NodeCondition,
+    NodeRefusal,
     NodeView,
     Observation,
     PodCondition,
@@ -29,7 +30,18 @@ from rtj_operator.decide.observation import (
     TemplateCheck,
     WorkerBeat,
 )
-from rtj_operator.decide.plan import CordonNode, CreatePod, CreateService, DeleteJob, DeletePod, JobEvent, Plan, ReleaseNode, StrikeNode
+from rtj_operator.decide.plan import (
+    CordonNode,
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    JobEvent,
+    NodeWrite,
+    Plan,
+    ReleaseNode,
+    StrikeNode,
+)
 from rtj_operator.settings import OperatorSettings
 from trainer_runtime.contract.beat import Beat, CheckpointRecord, Level, Phase
 from trainer_runtime.contract.evidence import Evidence, Source, Strength
@@ -95,6 +107,8 @@ class World:
     ending_job_uids: frozenset[str] = frozenset()
     ended_job_uids: frozenset[str] = frozenset()
     refusals: tuple[CreateRefusal, ...] = ()
+    node_refusals: dict[str, NodeRefusal] = field(default_factory=dict)
+    """Nodes that the API server lets nobody write."""
     node_rights: bool = True
     can_read_nodes: bool = True
     senders: SendersView = field(default_factory=lambda: SendersView(listening_since=START - timedelta(hours=1)))
@@ -133,6 +147,7 @@ class World:
             ended_job_uids=self.ended_job_uids,
             template_check=self.template_check,
             refusals=self.refusals,
+            node_refusals=self.node_refusals,
             node_rights=self.node_rights,
             caches_synced_at=START,
         )
@@ -172,6 +187,8 @@ class World:
                 self.pods[name] = PodView(name, f"pod-{next(self._uids)}", action.gang, action.worker, "Pending", created_at=self.now)
         elif isinstance(action, DeletePod):
             self._delete(action)
+        elif isinstance(action, NodeWrite) and action.node in self.node_refusals:
+            return
         elif isinstance(action, CordonNode):
             view = self.nodes[action.node]
             owner = {keys.CORDONED_BY: f"default/gpt/{UID}", keys.CORDONED_TIME: action.at.isoformat()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 from e2e.cluster.control_plane import ControlPlane
 from rtj_operator.cluster import calls
 from rtj_operator.cluster.client import MERGE_PATCH, KubeClient
+from rtj_operator.cluster.errors import ApiError
 from tests.operator_api import rbac
-from tests.operator_api.objects import create_job, plain_pod
+from tests.operator_api.objects import break_node, create_job, plain_pod
 from tests.operator_api.process import OperatorProcess, wait_for
 from tests.operator_api.scene import SECONDS, Scene, condition, open_scene, preempted
 
@@ -55,6 +58,66 @@ async def test_a_quota_is_shown_and_the_missing_pods_come_when_it_allows_them(sc
     assert "exceeded quota" in condition(shown, "Running")["message"]
     await scene.client.request("DELETE", f"{path}/few")
     await scene.wait_until_running()
+
+
+@asynccontextmanager
+async def no_cordons(scene: Scene) -> AsyncIterator[None]:
+    """Let an admission policy refuse every cordon of the scene's nodes."""
+    base, name = "/apis/admissionregistration.k8s.io/v1", f"no-cordons-{scene.namespace}"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes"], "resourceNames": scene.nodes}
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "!object.spec.?unschedulable.orValue(false)", "message": "ask the platform team first"}],
+    }
+    policies, bindings = f"{base}/validatingadmissionpolicies", f"{base}/validatingadmissionpolicybindings"
+    await scene.client.request("POST", policies, body={"metadata": {"name": name}, "spec": spec})
+    binding = {"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]}}
+    await scene.client.request("POST", bindings, body=binding)
+
+    async def is_in_force() -> bool:
+        patch, query = {"spec": {"unschedulable": True}}, [("dryRun", "All")]
+        try:
+            await scene.client.request("PATCH", f"/api/v1/nodes/{scene.nodes[0]}", query=query, body=patch, content_type=MERGE_PATCH)
+        except ApiError as error:
+            return "ask the platform team first" in error.message
+        return False
+
+    try:
+        await wait_for(is_in_force, "the policy to be in force", SECONDS)
+        yield
+    finally:
+        await scene.client.request("DELETE", f"{bindings}/{name}")
+        await scene.client.request("DELETE", f"{policies}/{name}")
+
+
+async def test_a_node_that_a_policy_lets_nobody_cordon_costs_only_the_cordon_which_comes_when_it_is_allowed(scene: Scene) -> None:
+    await create_job(scene.client, scene.namespace)
+    await scene.wait_until_running()
+    bad = scene.nodes[1]
+
+    async def told() -> list[dict[str, Any]]:
+        found = await scene.client.request("GET", f"/api/v1/namespaces/{scene.namespace}/events")
+        return [item for item in found["items"] if item["reason"] == "NodeWriteRefused"]
+
+    async with no_cordons(scene):
+        await break_node(scene.client, bad, "GpuMemWatch", "Xid 48: double-bit ECC error")
+        status = await scene.wait_until_running(attempt=2)
+        assert status["restarts"]["total"] == 1
+        assert [(entry["node"], entry.get("cordoned", False)) for entry in status["excludedNodes"]] == [(bad, False)]
+        pod = await calls.get_pod(scene.client, scene.namespace, "gpt-2-0")
+        assert pod is not None and bad in json.dumps(pod["spec"]["affinity"])
+        await wait_for(told, "event NodeWriteRefused", SECONDS, scene.operator.log_end)
+        status = await scene.status()
+        assert condition(status, "NodeRemediation")["reason"] == "NodeWriteRefused"
+        assert condition(status, "NodeRemediation")["message"].startswith(f"node {bad} could not be written: ")
+        (event,) = await told()
+        assert (event["type"], event["count"]) == ("Warning", 1)
+        assert bad in event["message"] and "ask the platform team first" in event["message"]
+
+    status = await scene.wait_for("the cordon", lambda status: bool(status["excludedNodes"][0].get("cordoned")))
+    assert condition(status, "NodeRemediation")["status"] == "True"
+    assert (status["attempt"], len(await told())) == (2, 1)
 
 
 async def test_a_job_that_others_keep_writing_comes_up_all_the_same(scene: Scene) -> None:

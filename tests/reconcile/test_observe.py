@@ -17,7 +17,7 @@ from rtj_operator.manifests.ledger import Ledger
 from rtj_operator.reconcile.api_facts import ApiFacts
 from rtj_operator.reconcile.job_cache import JobCache
 from rtj_operator.reconcile.observe import Observer
-from rtj_operator.reconcile.refusals import Refusals
+from rtj_operator.reconcile.refusals import NodeRefusals, Refusals
 from tests.api.jobs import stored
 from tests.cluster.wire_server import serve
 
@@ -42,6 +42,7 @@ async def test_node_rights_are_those_of_an_operator_that_sees_and_may_write(may_
             NoStores(),
             ApiFacts(client, lambda job: {}),
             Refusals(),
+            NodeRefusals(),
             OutageTracker(lambda: NOW),
         )
         assert (await observer.observe(FINISHED, NOW)).node_rights == (may_list and may_patch)

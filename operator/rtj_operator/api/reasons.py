@@ -27,6 +27,8 @@ class EventReason:
     """A cordon of ours ended."""
     CORDON_BREAKER_TRIPPED: Final = "CordonBreakerTripped"
     """A cordon was due and the limits forbid it."""
+    NODE_WRITE_REFUSED: Final = "NodeWriteRefused"
+    """The API server, or an admission webhook or policy, refuses a cordon or a strike; it is tried again."""
     RESTARTING: Final = "Restarting"
     """The next attempt after an incident was recorded."""
     RESUMED_FROM: Final = "ResumedFrom"
@@ -130,6 +132,8 @@ class ConditionReason:
     """The operator may not write nodes: Cordon acts as Avoid."""
     BREAKER_TRIPPED: Final = "BreakerTripped"
     """Too many nodes are cordoned already; no new cordons for now."""
+    NODE_WRITE_REFUSED: Final = "NodeWriteRefused"
+    """The API server, or an admission webhook or policy, refuses a cordon or a strike; the job avoids the node all the same."""
     # Complete, Failed, Finished
     DONE: Final = "Done"
     """Every worker reported done."""

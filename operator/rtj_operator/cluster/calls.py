@@ -121,8 +121,12 @@ async def get_node(client: KubeClient, name: str) -> dict[str, Any] | None:
 
 
 async def patch_node(client: KubeClient, name: str, patch: dict[str, Any]) -> dict[str, Any]:
-    """Merge into a Node. The patch must carry metadata.resourceVersion, so that it fails with 409 when the Node has changed."""
-    return await client.request("PATCH", f"/api/v1/nodes/{name}", body=patch, content_type=MERGE_PATCH)
+    """Merge into a Node. The patch must carry metadata.resourceVersion, so that it fails with 409 when the Node has changed.
+
+    One further try, no more: an admission webhook that is away takes the API server up to 30 s each time, and a relaunch must not wait for
+    a cordon.
+    """
+    return await client.request("PATCH", f"/api/v1/nodes/{name}", body=patch, content_type=MERGE_PATCH, tries=2)
 
 
 async def create_event(client: KubeClient, namespace: str, event: dict[str, Any]) -> None:

@@ -157,15 +157,15 @@ def _node_remediation(status: JobStatus, observation: Observation, now: datetime
     if spec is None or status.phase.is_terminal:
         return None
     wish = spec.recovery.node_remediation
-    failure = status.last_failure
-    wants_cordon = (
-        failure is not None
-        and incident.wish_of(failure) is NodeWish.CORDON
-        and (now - failure.at).total_seconds() < node_policy.ACT_SECONDS
-    )
-    if wants_cordon and "breaker:" in (failure.node_action if failure is not None else ""):
-        return Stated(FALSE, Reason.BREAKER_TRIPPED, failure.node_action if failure is not None else "")
     mode = node_policy.effective_mode(wish, policy, observation.node_rights)
+    failure = status.last_failure
+    if failure is not None and (now - failure.at).total_seconds() < node_policy.ACT_SECONDS:
+        row_wish = incident.wish_of(failure)
+        refusal = observation.node_refusals.get(failure.node or "")
+        if refusal is not None and mode is NodeRemediation.CORDON and row_wish in (NodeWish.CORDON, NodeWish.STRIKE):
+            return Stated(FALSE, Reason.NODE_WRITE_REFUSED, f"node {refusal.node} could not be written: {refusal.message}")
+        if row_wish is NodeWish.CORDON and "breaker:" in failure.node_action:
+            return Stated(FALSE, Reason.BREAKER_TRIPPED, failure.node_action)
     if mode is wish:
         return Stated(TRUE, Reason.ENABLED, mode.value)
     if wish is NodeRemediation.CORDON and not observation.node_rights:

@@ -118,6 +118,8 @@ def _conditions(before: JobStatus, after: JobStatus) -> Iterator[JobEvent]:
     nodes = _became(before, after, ConditionType.NODE_REMEDIATION)
     if nodes is not None and nodes.reason == ConditionReason.BREAKER_TRIPPED:
         yield JobEvent(EventReason.CORDON_BREAKER_TRIPPED, nodes.message, True)
+    if nodes is not None and nodes.reason == ConditionReason.NODE_WRITE_REFUSED:
+        yield JobEvent(EventReason.NODE_WRITE_REFUSED, nodes.message, True)
 
 
 def _phases(before: JobStatus, after: JobStatus) -> Iterator[JobEvent]:

@@ -174,6 +174,16 @@ class CreateRefusal:
 
 
 @dataclass(frozen=True)
+class NodeRefusal:
+    """A write to a Node that the API server refused, be it for a right, an admission webhook or a policy."""
+
+    node: str
+    message: str
+    """The server's words, cut to a length that a condition and an event have room for."""
+    at: datetime
+
+
+@dataclass(frozen=True)
 class StoreView:
     """What adds to ``status.checkpoints``: what beats reported and no status write holds yet, and what a look at the store found."""
 
@@ -214,6 +224,8 @@ class Observation:
     template_check: TemplateCheck | None = None
     """None until it was made for this generation."""
     refusals: tuple[CreateRefusal, ...] = ()
+    node_refusals: Mapping[str, NodeRefusal] = field(default_factory=dict)
+    """By node, of whichever job's writes: those that stand, which are tried again."""
     node_rights: bool = True
     """Whether the operator watches Nodes and may patch them."""
     caches_synced_at: datetime | None = None

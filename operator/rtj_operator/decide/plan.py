@@ -72,7 +72,8 @@ class DeleteJob:
     uid: str
 
 
-Action = CreateService | CreatePod | DeletePod | CordonNode | StrikeNode | ReleaseNode | DeleteJob
+NodeWrite = CordonNode | StrikeNode | ReleaseNode
+Action = CreateService | CreatePod | DeletePod | NodeWrite | DeleteJob
 
 
 @dataclass(frozen=True)

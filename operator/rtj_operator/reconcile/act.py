@@ -18,12 +18,12 @@ from rtj_operator.build.service import build_service
 from rtj_operator.cluster import calls
 from rtj_operator.cluster.client import KubeClient
 from rtj_operator.cluster.errors import ApiError
-from rtj_operator.decide.observation import CreateRefusal
-from rtj_operator.decide.plan import Action, CordonNode, CreatePod, CreateService, DeleteJob, DeletePod, ReleaseNode, StrikeNode
+from rtj_operator.decide.observation import CreateRefusal, NodeRefusal
+from rtj_operator.decide.plan import Action, CordonNode, CreatePod, CreateService, DeleteJob, DeletePod, NodeWrite, ReleaseNode, StrikeNode
 from rtj_operator.reconcile.api_facts import ApiFacts
 from rtj_operator.reconcile.crash_points import CrashPoints
 from rtj_operator.reconcile.node_writes import NodeWriter
-from rtj_operator.reconcile.refusals import Refusals
+from rtj_operator.reconcile.refusals import NodeRefusals, Refusals
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,10 @@ FIRST_BATCH: Final = 1
 """Pods created at once in the first batch; each batch that is not refused doubles it, so that a quota is met by few requests."""
 LARGEST_BATCH: Final = 64
 DELETE_BATCH: Final = 64
+CORDON_AGAIN_SECONDS: Final = 1.0
+"""When a cordon is tried that found another one being written."""
+MAX_REFUSAL: Final = 500
+"""Characters kept of a refusal of a Node's write: a webhook may answer with a page, and status holds what is kept."""
 
 
 class NotTheHolder(Exception):
@@ -59,6 +63,7 @@ class Actor:
         nodes: NodeWriter,
         facts: ApiFacts,
         refusals: Refusals,
+        node_refusals: NodeRefusals,
         crash: CrashPoints,
         may_act: Callable[[], bool],
         clock: Callable[[], datetime],
@@ -71,6 +76,7 @@ class Actor:
         self._nodes = nodes
         self._facts = facts
         self._refusals = refusals
+        self._node_refusals = node_refusals
         self._crash = crash
         self._may_act = may_act
         self._clock = clock
@@ -78,37 +84,56 @@ class Actor:
     async def act(self, job: Job, actions: Sequence[Action]) -> float | None:
         """Carry out the actions in order; ``job`` holds the status that was just written.
 
-        Returns seconds after which refused creates should be tried again, None when nothing was refused. Raises ApiError or
+        Returns seconds after which what was refused should be tried again, None when nothing was refused. Raises ApiError or
         ApiUnreachable for what could not be done (the next pass does it), NotTheHolder when this process must not act.
         """
-        retry_in: float | None = None
+        waits: list[float | None] = []
         for kind, group in groupby(actions, key=type):
             self._require_lease()
             batch: list[Any] = list(group)
             if kind is CreatePod:
-                retry_in = await self._create_pods(job, batch)
+                waits.append(await self._create_pods(job, batch))
             elif kind is DeletePod:
                 await self._delete_pods(job, batch)
             else:
-                for action in batch:
-                    await self._one(job, action)
-        return retry_in
+                waits += [await self._one(job, action) for action in batch]
+        return min((wait for wait in waits if wait is not None), default=None)
 
-    async def _one(self, job: Job, action: Action) -> None:
+    async def _one(self, job: Job, action: Action) -> float | None:
         if isinstance(action, CreateService):
             await self._create_service(job)
-        elif isinstance(action, CordonNode):
-            await self._nodes.cordon(job, action)
-            self._crash.reached("after_patch_node")
-        elif isinstance(action, StrikeNode):
-            await self._nodes.strike(job, action)
-            self._crash.reached("after_patch_node")
-        elif isinstance(action, ReleaseNode):
-            await self._nodes.release(action)
-            self._crash.reached("after_patch_node")
+        elif isinstance(action, NodeWrite):
+            return await self._write_node(job, action)
         elif isinstance(action, DeleteJob):
             await calls.delete_job(self._client, job.namespace, job.name, action.uid)
             self._crash.reached("after_delete_job")
+        return None
+
+    async def _write_node(self, job: Job, action: NodeWrite) -> float | None:
+        """Write to the Node unless that was refused just now. What the API server answers to it costs the job nothing else.
+
+        No pass waits for another's cordon either, whose answer may take long. A release is every job's, so it wakes none of them.
+        """
+        wait = self._node_refusals.wait_seconds(action.node, self._clock())
+        if wait == 0.0 and isinstance(action, CordonNode) and self._nodes.is_cordoning:
+            wait = CORDON_AGAIN_SECONDS
+        if wait > 0.0:
+            return None if isinstance(action, ReleaseNode) else wait
+        try:
+            if isinstance(action, CordonNode):
+                await self._nodes.cordon(job, action)
+            elif isinstance(action, StrikeNode):
+                await self._nodes.strike(job, action)
+            else:
+                await self._nodes.release(action)
+        except ApiError as error:
+            now = self._clock()
+            self._node_refusals.record(NodeRefusal(action.node, error.message[:MAX_REFUSAL], now))
+            log.warning("%s/%s: node %s was not written: %s", job.namespace, job.name, action.node, error)
+            return None if isinstance(action, ReleaseNode) else self._node_refusals.wait_seconds(action.node, now)
+        self._node_refusals.forget(action.node)
+        self._crash.reached("after_patch_node")
+        return None
 
     async def _create_service(self, job: Job) -> None:
         now = self._clock()

@@ -50,6 +50,11 @@ class NodeWriter:
         self._breaker = breaker
         self._cordoning = asyncio.Lock()
 
+    @property
+    def is_cordoning(self) -> bool:
+        """Whether a cordon is being written now, which another one would wait for."""
+        return self._cordoning.locked()
+
     async def cordon(self, job: Job, action: CordonNode) -> bool:
         """Make the Node unschedulable and put our ownership on it, in one patch. Returns whether the Node carries this cordon now."""
         owner = f"{job.namespace}/{job.name}/{job.uid}"

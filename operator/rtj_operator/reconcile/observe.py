@@ -16,7 +16,7 @@ from rtj_operator.heartbeat.beats import BeatBook
 from rtj_operator.manifests.base import ManifestStore, StoreReader
 from rtj_operator.reconcile.api_facts import ApiFacts
 from rtj_operator.reconcile.job_cache import JobCache
-from rtj_operator.reconcile.refusals import Refusals
+from rtj_operator.reconcile.refusals import NodeRefusals, Refusals
 
 
 class Observer:
@@ -32,6 +32,7 @@ class Observer:
         reader: StoreReader,
         facts: ApiFacts,
         refusals: Refusals,
+        node_refusals: NodeRefusals,
         outage: OutageTracker,
     ) -> None:
         self._jobs = jobs
@@ -42,6 +43,7 @@ class Observer:
         self._reader = reader
         self._facts = facts
         self._refusals = refusals
+        self._node_refusals = node_refusals
         self._outage = outage
         self._synced_at: datetime | None = None
 
@@ -81,6 +83,7 @@ class Observer:
             ended_job_uids=ended - ending,
             template_check=template_check,
             refusals=refusals,
+            node_refusals=self._node_refusals.standing(now),
             node_rights=node_rights,
             caches_synced_at=self._synced_at,
         )

@@ -1,14 +1,17 @@
-"""Children that could not be created, so that people see why and the API server is not asked the same thing in a hot loop."""
+"""What the API server refused (a job's children, writes to Nodes), so that people see why and it is not asked the same in a hot loop."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from rtj_operator.decide.observation import CreateRefusal
+from rtj_operator.decide.observation import CreateRefusal, NodeRefusal
 
 WAIT_SECONDS: Final = (1.0, 60.0)
-"""First and longest wait before a refused create is tried again; doubled each time. A quota changes by a person's hand or a job's end."""
+"""First and longest wait before what was refused is tried again; doubled each time. A quota changes by a person's hand or a job's end."""
+STANDS_SECONDS: Final = 2.0 * WAIT_SECONDS[1]
+"""How long a refused write to a Node stands that nobody tried again: longer than the longest wait and the pass after it."""
 
 
 class Refusals:
@@ -34,10 +37,48 @@ class Refusals:
             return
         self._refused[job_uid] = {refusal.worker: refusal for refusal in refusals}
         tries = self._tries.get(job_uid, (0, now))[0]
-        first, longest = WAIT_SECONDS
-        self._tries[job_uid] = (tries + 1, now + timedelta(seconds=min(longest, first * 2.0 ** min(tries, 10))))
+        self._tries[job_uid] = (tries + 1, now + _wait_after(tries))
 
     def forget(self, job_uid: str) -> None:
         """Drop what is remembered of a job."""
         self._refused.pop(job_uid, None)
         self._tries.pop(job_uid, None)
+
+
+class NodeRefusals:
+    """The last refused write to each Node, and when it may be written again. All jobs share that wait: what is refused is not a job's."""
+
+    def __init__(self) -> None:
+        self._refused: dict[str, tuple[int, NodeRefusal]] = {}
+        """With the number of tries that were refused in a row."""
+
+    def standing(self, now: datetime) -> Mapping[str, NodeRefusal]:
+        """Return the refusals that stand, by node."""
+        return {node: refusal for node, (_, refusal) in self._refused.items() if _stands(refusal, now)}
+
+    def wait_seconds(self, node: str, now: datetime) -> float:
+        """Seconds until that Node may be written again; 0.0 for now."""
+        if node not in self._refused:
+            return 0.0
+        tries, refusal = self._refused[node]
+        return max(0.0, (refusal.at + _wait_after(tries - 1) - now).total_seconds())
+
+    def record(self, refusal: NodeRefusal) -> None:
+        """Take one refused write. What does not stand any more is dropped: nodes come and go, and memory must stay bounded."""
+        self._refused = {node: known for node, known in self._refused.items() if _stands(known[1], refusal.at)}
+        tries = self._refused[refusal.node][0] if refusal.node in self._refused else 0
+        self._refused[refusal.node] = (tries + 1, refusal)
+
+    def forget(self, node: str) -> None:
+        """Take note that a write to that Node was not refused."""
+        self._refused.pop(node, None)
+
+
+def _wait_after(tries: int) -> timedelta:
+    """Return the wait after a refusal that so many others came before."""
+    first, longest = WAIT_SECONDS
+    return timedelta(seconds=min(longest, first * 2.0 ** min(tries, 10)))
+
+
+def _stands(refusal: NodeRefusal, now: datetime) -> bool:
+    return now - refusal.at < timedelta(seconds=STANDS_SECONDS)
