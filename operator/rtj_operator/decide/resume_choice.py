@@ -24,6 +24,8 @@ class ResumeChoice:
 def choose_resume(status: JobStatus, start_fresh: bool, job_uid: str, source: ResumeFrom | None = None) -> ResumeChoice:
     """Choose for a new gang after ``status``. ``start_fresh`` is the spec's wish; it acts once per job uid.
 
+    Verified goes before newer: no byte of one that is only committed can be proven here, and a gang that finds it damaged starts once more.
+
     ``source``: the checkpoint of another run to begin with, while this run has committed none on its lineage. Copies that only the pods of
     the last gang reached are as good as none.
     """
