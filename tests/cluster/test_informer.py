@@ -220,3 +220,34 @@ async def test_a_watch_that_nobody_answers_is_given_up_like_a_silent_one() -> No
 
     async with informing(prepare, silence_seconds=0.2) as (_server, _informer, recorder):
         await recorder.wait_for(("ns/a", None, "x"))
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What is slept from now on, in seconds."""
+    noted, sleep = [], asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        noted.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("script", "lists"),
+    [
+        pytest.param([END], 1, id="ends it at once"),
+        pytest.param([gone()], 3, id="forgets every version it lists"),
+        pytest.param(["<html>proxy</html>"], 1, id="sends something that is no event"),
+    ],
+)
+async def test_a_server_that_keeps_no_watch_is_asked_again_with_a_wait_each_time(waits: list[float], script: list[Any], lists: int) -> None:
+    def prepare(server: WireServer) -> None:
+        server.scripts = [script, script, [event("ADDED", thing("a", 7, "x"))]]
+
+    async with informing(prepare) as (server, _informer, recorder):
+        await recorder.wait_for(("ns/a", None, "x"))
+        assert len(server.watches) == 3 and len(server.lists) == lists
+        assert len([seconds for seconds in waits if 0.0 < seconds <= 0.05]) == 2

@@ -52,7 +52,7 @@ def gone() -> dict[str, Any]:
 
 
 class WireServer:
-    """Lists what is in ``things``; each watch plays the next script, and stays silent when its script is over."""
+    """Lists what is in ``things``; each watch plays the next script, and stays silent when its script is over. Text is sent as it is."""
 
     def __init__(self) -> None:
         self.things: dict[str, dict[str, Any]] = {}
@@ -120,7 +120,7 @@ class WireServer:
                 assert request.transport is not None
                 request.transport.close()
                 return response
-            await response.write(json.dumps(part).encode() + b"\n")
+            await response.write((part if isinstance(part, str) else json.dumps(part)).encode() + b"\n")
         await asyncio.sleep(60)
         return response
 

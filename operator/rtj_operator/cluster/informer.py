@@ -100,7 +100,11 @@ class Informer(Generic[T]):
         return None if self._last_sign is None else asyncio.get_running_loop().time() - self._last_sign
 
     async def run(self) -> None:
-        """List and watch until cancelled. An answer that no retry can mend (403, 404) is raised when it is the first, else retried."""
+        """List and watch until cancelled. An answer that no retry can mend (403, 404) is raised when it is the first, else retried.
+
+        What brought nothing is followed by a wait, an error or not: a server or a proxy that ends each watch at once, or forgets each
+        version it lists, must not be asked as fast as it answers.
+        """
         failures = 0
         relist = True
         while True:
@@ -108,13 +112,13 @@ class Informer(Generic[T]):
                 if relist:
                     await self._list()
                     relist = False
-                await self._watch()
-                failures = 0
-                continue
+                if await self._watch():
+                    failures = 0
+                    continue
+                log.info("watch of %s: ended without a word", self._source.path)
             except _Expired:
                 log.info("watch of %s: version %s is too old, listing again", self._source.path, self._version)
                 relist = True
-                continue
             except ApiUnreachable as error:
                 log.warning("watch of %s: %s", self._source.path, error)
             except ApiError as error:
@@ -165,7 +169,9 @@ class Informer(Generic[T]):
             if known is None or known[0] != version:
                 self._on_change(key, known[1] if known else None, new)
 
-    async def _watch(self) -> None:
+    async def _watch(self) -> bool:
+        """Watch until the stream ends or is silent. Returns whether that took its time: False for one that ended before its first event."""
+        has_heard = False
         seconds = int(self._watch_seconds * random.uniform(1.0, 1.2))
         query = [
             *self._selectors(),
@@ -181,18 +187,27 @@ class Informer(Generic[T]):
                     limit.reschedule(asyncio.get_running_loop().time() + self._silence)
                     line = await stream.readline()
                     if not line.endswith(b"\n"):
-                        return  # the server ended it, or it was cut in the middle of a line: go on from the last whole event
+                        return has_heard  # the server ended it, or it was cut in the middle of a line: go on from the last whole event
+                    kind, item = self._read_event(line)
                     self._heard()
-                    self._apply(json.loads(line))
+                    self._apply(kind, item)
+                    has_heard = True
         except TimeoutError:
             log.warning("watch of %s: silent for %g s, connecting anew", self._source.path, self._silence)
         except ApiError as error:
             if error.status == 410:
                 raise _Expired from error
             raise
+        return True
 
-    def _apply(self, event: dict[str, Any]) -> None:
-        kind, item = event["type"], event["object"]
+    def _read_event(self, line: bytes) -> tuple[str, dict[str, Any]]:
+        try:
+            event = json.loads(line)
+            return event["type"], event["object"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ApiUnreachable(f"WATCH {self._source.path}: a line that is no event: {line[:100]!r}") from error
+
+    def _apply(self, kind: str, item: dict[str, Any]) -> None:
         if kind == "ERROR":
             if item.get("code") == 410:
                 raise _Expired
