@@ -1,4 +1,4 @@
-"""What a pass does about a Node that the API server lets nobody write: everything else, and it asks again ever more rarely."""
+"""What a pass does when the API server refuses a Node's write or the Service: everything else, and it asks again ever more rarely."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiohttp import web
 from rtj_operator.api.v1alpha1 import Job
 from rtj_operator.cluster.client import KubeClient
 from rtj_operator.cluster.errors import ApiError
-from rtj_operator.decide.plan import CordonNode, CreatePod, DeletePod, NodeWrite, ReleaseNode, StrikeNode
+from rtj_operator.decide.plan import Action, CordonNode, CreatePod, CreateService, DeletePod, NodeWrite, ReleaseNode, StrikeNode
 from rtj_operator.reconcile.act import CORDON_AGAIN_SECONDS, MAX_REFUSAL, Actor
 from rtj_operator.reconcile.api_facts import ApiFacts
 from rtj_operator.reconcile.crash_points import CrashPoints
@@ -36,6 +36,7 @@ class Stage:
     def __init__(self, client: KubeClient) -> None:
         self.now = NOW
         self.created: list[dict[str, Any]] = []
+        self.refusals = Refusals()
         self.node_refusals = NodeRefusals()
         nodes = NodeWriter(client, lambda: None, lambda node: None, lambda job: "")
         facts = ApiFacts(client, lambda job: {})
@@ -44,7 +45,7 @@ class Stage:
             lambda job, worker: {"metadata": {"name": f"gpt-2-{worker}"}},
             nodes,
             facts,
-            Refusals(),
+            self.refusals,
             self.node_refusals,
             CrashPoints(),
             lambda: True,
@@ -124,6 +125,35 @@ async def test_a_pass_does_not_wait_for_another_jobs_cordon() -> None:
         first, second = await asyncio.gather(stage.actor.act(JOB, [CORDON]), stage.actor.act(JOB, [replace(CORDON, node="n-2")]))
         assert (first, second) == (None, CORDON_AGAIN_SECONDS)
         assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "in_its_place"),
+    [
+        pytest.param(400, None, id="a webhook with a code of its own"),
+        pytest.param(403, None, id="a quota, a webhook or a right"),
+        pytest.param(422, None, id="a policy"),
+        pytest.param(409, {"metadata": {"name": "gpt"}}, id="somebody else's Service"),
+    ],
+)
+async def test_a_service_that_may_not_be_created_is_shown_and_holds_up_its_pods_alone(
+    status: int, in_its_place: dict[str, Any] | None
+) -> None:
+    async with serve() as (server, client):
+        stage = Stage(client)
+        gang: list[Action] = [CreateService(), CreatePod(0, 2, 2)]
+        found = [web.json_response(in_its_place)] if in_its_place else []
+        server.answers = [refusal(status), *found, node(), node()]
+        assert await stage.actor.act(JOB, [*gang, CORDON]) == 1.0
+        assert server.answers == [], "the cordon was not written"
+        (shown,) = stage.refusals.of_job(JOB.uid)
+        assert (shown.reason, shown.message) == ("conflict" if in_its_place else "forbidden", f"Service gpt: {WORDS}")
+        asked = len(server.requests)
+        assert await stage.actor.act(JOB, gang) == 1.0
+        assert len(server.requests) == asked and stage.created == []
+        stage.now += timedelta(seconds=1)
+        assert await stage.actor.act(JOB, gang) is None
+        assert len(stage.created) == 1 and stage.refusals.of_job(JOB.uid) == ()
 
 
 async def test_what_is_no_nodes_write_still_ends_the_pass() -> None:

@@ -101,10 +101,10 @@ class Actor:
 
     async def _one(self, job: Job, action: Action) -> float | None:
         if isinstance(action, CreateService):
-            await self._create_service(job)
-        elif isinstance(action, NodeWrite):
+            return await self._create_service(job)
+        if isinstance(action, NodeWrite):
             return await self._write_node(job, action)
-        elif isinstance(action, DeleteJob):
+        if isinstance(action, DeleteJob):
             await calls.delete_job(self._client, job.namespace, job.name, action.uid)
             self._crash.reached("after_delete_job")
         return None
@@ -135,20 +135,25 @@ class Actor:
         self._crash.reached("after_patch_node")
         return None
 
-    async def _create_service(self, job: Job) -> None:
+    async def _create_service(self, job: Job) -> float | None:
+        """Create the Service. While it is refused no pod is created either, which would have no name to be found by."""
         now = self._clock()
+        wait = self._refusals.wait_seconds(job.uid, now)
+        if wait > 0.0:
+            return wait
         try:
             await calls.create_service(self._client, job.namespace, build_service(job))
         except ApiError as error:
             found = await calls.get_service(self._client, job.namespace, service_name(job.name)) if error.status == 409 else None
             if found is None or not calls.is_owned_by(found, job.uid):
-                if error.status not in (403, 409, 422):
+                if error.status not in (400, 403, 409, 422):
                     raise
                 reason = "conflict" if found is not None else "forbidden"
                 self._refusals.record(job.uid, [CreateRefusal(0, reason, f"Service {service_name(job.name)}: {error.message}", now)], now)
-                raise
+                return self._refusals.wait_seconds(job.uid, now)
         self._facts.created_service(job, now)
         self._crash.reached("after_create_service")
+        return None
 
     async def _create_pods(self, job: Job, actions: list[CreatePod]) -> float | None:
         now = self._clock()
