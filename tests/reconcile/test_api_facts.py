@@ -1,4 +1,4 @@
-"""What a pass asks the API server for: a template is asked about again as often as its answer may change without the job."""
+"""What a pass asks the API server for: templates and rights are asked about again as often as the answer may change without the job."""
 
 from __future__ import annotations
 
@@ -36,3 +36,13 @@ async def test_a_refused_template_is_asked_about_again(status: int, outcome: str
         for seconds, wanted in ((0, outcome), (again_after - 1, outcome), (again_after, "valid")):
             check = await facts.template_check(JOB, NOW + timedelta(seconds=seconds))
             assert check is not None and check.outcome == wanted
+
+
+async def test_rights_that_nobody_can_tell_are_as_they_were_and_not_asked_for_by_every_pass() -> None:
+    async with serve() as (server, client):
+        facts = ApiFacts(client, lambda job: {})
+        yes, no = (web.json_response({"status": {"allowed": allowed}}) for allowed in (True, False))
+        server.answers = [yes, refusal(403), no]
+        for seconds, wanted, asked in ((0, True, 1), (599, True, 1), (600, True, 2), (619, True, 2), (620, False, 3), (1219, False, 3)):
+            assert await facts.node_rights(NOW + timedelta(seconds=seconds)) is wanted
+            assert len(server.requests) == asked

@@ -5,6 +5,7 @@ Whether the template of a generation is accepted, whether the job's Service is t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,6 +18,8 @@ from rtj_operator.cluster.client import KubeClient
 from rtj_operator.cluster.errors import ApiError, ApiUnreachable
 from rtj_operator.decide.observation import TemplateCheck
 
+log = logging.getLogger(__name__)
+
 SERVICE_FRESH: Final = timedelta(minutes=10)
 """How long a Service that was seen is taken to be there. Nobody deletes it but a person, and the next look creates it again."""
 CHECK_AGAIN: Final = {
@@ -28,6 +31,8 @@ CHECK_AGAIN: Final = {
 template stays as it is, but admission webhooks and policies refuse with 400 and 422 too, and those are changed without the job."""
 RIGHTS_FRESH: Final = timedelta(minutes=10)
 """How long the answer about node rights counts: whoever writes the roles may change it."""
+RIGHTS_AGAIN: Final = timedelta(seconds=20)
+"""When they are asked for again after a question that was not answered: one takes seconds, and every pass of every job waits for it."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class ApiFacts:
         self._checks: dict[str, _Checked] = {}
         self._services: dict[str, datetime] = {}
         self._rights: tuple[datetime, bool] | None = None
+        """Until when the last answer counts, and what it was."""
 
     async def template_check(self, job: Job, now: datetime) -> TemplateCheck | None:
         """Return what the API server says to a pod of this generation; None for a spec that cannot be built or a job that is finished.
@@ -79,12 +85,14 @@ class ApiFacts:
 
     async def node_rights(self, now: datetime) -> bool:
         """Say whether the operator may patch Nodes; the last answer when the API server cannot say."""
-        if self._rights is None or now - self._rights[0] >= RIGHTS_FRESH:
+        if self._rights is None or now >= self._rights[0]:
             try:
-                self._rights = (now, await calls.can_patch_nodes(self._client))
-            except (ApiError, ApiUnreachable):
+                self._rights = (now + RIGHTS_FRESH, await calls.can_patch_nodes(self._client))
+            except (ApiError, ApiUnreachable) as error:
                 if self._rights is None:
                     raise
+                log.warning("the rights on nodes are taken to be as they were: %s", error)
+                self._rights = (now + RIGHTS_AGAIN, self._rights[1])
         return self._rights[1]
 
     def forget(self, job_uid: str) -> None:
