@@ -122,15 +122,15 @@ class Reconciler:
         tally(self._metrics, observation.job.status, plan.status, now)
         try:
             retry_in = await self._actor.act(written, plan.actions)
-        finally:
+        finally:  # the status is written, whatever became of the actions: it is told, and the job's own timers hold
             self._tell(written, plan)
+            if plan.look_again_at is not None:
+                self._queue.add(key, (plan.look_again_at - now).total_seconds())
         self._queue.succeeded(key)
         if retry_in is not None:
             self._queue.add(key, retry_in)
         if written.resource_version != observation.job.resource_version and not plan.progress_only:
             self._queue.add(key, AGAIN_SECONDS)  # the watch brings our own write too, but as no news
-        if plan.look_again_at is not None:
-            self._queue.add(key, (plan.look_again_at - now).total_seconds())
         return "ok"
 
     async def _write_status(self, job: Job, plan: Plan) -> Job:
