@@ -106,9 +106,20 @@ def test_no_tensor_is_kept_alive() -> None:
     assert gone() is None and seen.hold([torch.ones(3)])
 
 
-def test_a_check_of_torch_that_is_made_in_another_way_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made_in_another_way(*tensors: torch.Tensor) -> None:
-        """Knows none of the keywords of today."""
+def made_in_another_way(*tensors: torch.Tensor) -> None:
+    """Knows none of the keywords of today."""
 
-    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", made_in_another_way, raising=False)
+
+@pytest.mark.usefixtures("who_is_asked")
+@pytest.mark.parametrize(
+    ("holder", "name", "value"),
+    [
+        pytest.param(torch._C._dynamo.guards, "TensorGuards", made_in_another_way, id="made in another way"),
+        pytest.param(torch._C._dynamo.guards, "TensorGuards", None, id="another thing by that name"),
+        pytest.param(torch._C._dynamo, "guards", object(), id="moved to another module"),
+        pytest.param(torch._C, "_dynamo", object(), id="a torch without any of it"),
+    ],
+)
+def test_where_torch_has_no_such_check_we_ask_ourselves(holder: object, name: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holder, name, value, raising=False)
     assert isinstance(forms.make_check([torch.ones(3)]), OwnCheck)

@@ -81,10 +81,9 @@ def make_check(tensors: Sequence[torch.Tensor]) -> _Check | None:
     sparse, and so without sizes or strides to be compared."""
     if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
         return None
-    torch_s: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
     try:
-        check: _Check = torch_s(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    except TypeError:  # there is none, or it is made in another way than it was
+        check: _Check = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    except (AttributeError, TypeError):  # there is none here, or it is made in another way than it was
         return OwnCheck(tensors)
     return check
 
