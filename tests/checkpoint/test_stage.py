@@ -90,6 +90,22 @@ def test_what_is_staged_is_what_the_tensors_hold_now(change: Callable[[list[torc
         leaves = leaves_of(values)
 
 
+@pytest.mark.parametrize("is_torchs", [True, False], ids=["torch's check of forms", "our own"])
+def test_what_is_staged_in_inference_mode_for_the_first_time_is_staged_outside_of_it_too(
+    is_torchs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_torchs:
+        monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    values = tensors()
+    leaves = leaves_of(values)
+    stage, planner = Stage(), Planner(0, 1)
+    for is_inside in (True, False, True, False):
+        with torch.inference_mode(is_inside):
+            found = staged(stage, planner, leaves)
+        assert all(torch.equal(found[leaf.name], leaf.tensor) for leaf in leaves)
+        change_in_place(values)
+
+
 def test_many_tensors_without_elements_and_nothing_else_can_be_staged() -> None:
     leaves = leaves_of([torch.zeros(0, 3)] * LEAST_RUN)
     stage = Stage()

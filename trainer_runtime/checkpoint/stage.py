@@ -133,7 +133,8 @@ class Stage:
         if self._arena is None or self._arena.generation_bytes < wanted:
             self._replace_arena(wanted, plan.windows)
         assert self._arena is not None
-        self._windows = tuple(_window(plan, number, self._arena) for number in range(plan.windows))
+        with torch.inference_mode(False):  # a destination that is made in it could not be written to outside of it
+            self._windows = tuple(_window(plan, number, self._arena) for number in range(plan.windows))
         if plan.windows == 1:
             for number in range(self._arena.generations):
                 _write_headers(plan.files, self._arena.generation(number))
