@@ -446,6 +446,16 @@ def test_a_tensor_that_cannot_be_saved_any_more_is_refused(tensor: torch.Tensor,
             script.state.snapshot({})
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_that_takes_a_buffers_place_is_refused() -> None:
+    script = Script()
+    script.state.snapshot({})
+    script.net.count = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="count is a nested tensor"):
+            script.state.snapshot({})
+
+
 def test_a_tensor_that_is_conjugated_where_it_lies_is_refused() -> None:
     script = Script()
     script.net.count = torch.tensor([1 + 2j])

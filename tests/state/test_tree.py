@@ -127,6 +127,14 @@ def test_an_empty_tensor_is_made_to_the_references_shape_and_dtype() -> None:
     assert (made.shape, made.dtype) == ((2, 3), torch.bfloat16)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_tensor_of_rows_of_many_lengths_is_refused_by_name(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    with pytest.raises(tree.TreeError, match=r"^x/a: .*nested"):
+        tree.flatten({"a": nested}, "x")
+
+
 def test_a_missing_tensor_is_named() -> None:
     _tensors, skeleton = tree.flatten({"a": torch.zeros(1)}, "x")
     with pytest.raises(tree.TreeError, match="x/a"):

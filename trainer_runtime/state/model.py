@@ -156,6 +156,8 @@ def _frozen_version(tensor: torch.Tensor, is_parameter: bool) -> int | None:
 def _find_fault(tensor: torch.Tensor) -> str | None:
     if hasattr(tensor, "__tensor_flatten__"):
         return f"is a {type(tensor).__name__}, a tensor made of other tensors; keep those as parameters and buffers of their own"
+    if tensor.is_nested:
+        return "is a nested tensor, which has no shape; keep the tensors that it is made of as buffers of their own"
     if tensor.is_meta:
         return "lies on the meta device and has no values; materialise the model before attach()"
     if tensor.layout is not torch.strided:

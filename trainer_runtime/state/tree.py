@@ -106,7 +106,7 @@ def flatten(value: Any, prefix: str, own_device: torch.device | None = None) -> 
     """Split a nested state into its tensors by name (below ``prefix``) and the same structure with a TensorRef in each tensor's place.
 
     Numpy arrays become tensors that share their memory. ``own_device``: where the owner lies; a tensor elsewhere is noted as ``cpu``.
-    Raises TreeError for a tensor that is neither there nor on the CPU, and for a numpy dtype that torch lacks.
+    Raises TreeError for a tensor that is nested, or neither there nor on the CPU, and for a numpy dtype that torch lacks.
     """
     tensors: dict[str, torch.Tensor] = {}
     return tensors, _flatten(value, prefix, own_device, tensors)
@@ -138,7 +138,10 @@ def references(skeleton: Any) -> list[TensorRef]:
 
 
 def reference_to(name: str, tensor: torch.Tensor, own_device: torch.device | None) -> TensorRef:
-    """Return what stands for ``tensor`` in a skeleton. Raises TreeError for one that is neither on ``own_device`` nor on the CPU."""
+    """Return what stands for ``tensor`` in a skeleton. Raises TreeError for one that is neither on ``own_device`` nor on the CPU, and for a
+    nested one."""
+    if tensor.is_nested:
+        raise TreeError(f"{name}: a nested tensor cannot be saved; keep the tensors that it is made of")
     return TensorRef(name, _dtype_name(tensor), tuple(tensor.shape), _device_word(tensor, name, own_device))
 
 
