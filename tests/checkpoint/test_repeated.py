@@ -17,6 +17,7 @@ from trainer_runtime.checkpoint.persister.repeated import Heard, Said
 from trainer_runtime.checkpoint.restore import open_checkpoint
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.manifest import ObjectEntry
+from trainer_runtime.errors import SaveFailed
 from trainer_runtime.state.leaves import Snapshot
 from trainer_runtime.state.tree import Settled
 from trainer_runtime.store.posix import PosixStore
@@ -51,6 +52,30 @@ def test_every_save_arrives_whole_and_only_what_is_the_same_object_is_left_out()
 def test_a_name_that_was_never_said_is_an_error_that_names_it() -> None:
     with pytest.raises(ContractError, match=r"Save.repeated: 'slots'"):
         Heard().complete(Save(job(1), repeated=("slots",)))
+
+
+def nested(levels: int) -> dict[str, object]:
+    value: dict[str, object] = {}
+    for _ in range(levels):
+        value = {"": value}
+    return value
+
+
+@pytest.mark.parametrize("value", [10**5000, nested(330)], ids=["a number of too many digits", "nested too deeply"])
+def test_what_no_message_can_hold_fails_its_save_and_no_later_one(tmp_path: Path, value: object) -> None:
+    slots = Settled({"weight": ["exp_avg", "step"]})
+    with engine_on(tmp_path) as (engine, _joined):
+        for step in range(3):
+            more = {"value": value} if step == 1 else {}
+            objects: dict[str, object] = {"slots": slots, **more}
+            engine.stage(Snapshot(weights(1.0).leaves, objects), step=step, epoch=0, samples=0, strict={})
+            result = engine.wait(WAIT_SECONDS)
+            assert result is not None
+            if more:
+                assert isinstance(result.error, SaveFailed) and "not JSON" in str(result.error)
+            else:
+                assert result.record is not None, result
+                assert open_checkpoint(PosixStore(tmp_path), point(result.record)).objects(0) == {"slots": {"weight": ["exp_avg", "step"]}}
 
 
 def test_checkpoints_hold_what_was_said_to_an_earlier_persister(tmp_path: Path) -> None:

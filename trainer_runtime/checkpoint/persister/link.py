@@ -110,14 +110,19 @@ class Link:
             self._send(message, self._prepare[1])
 
     def save(self, job: SaveJob) -> None:
-        """Have a sealed generation persisted; ``on_ended`` tells how that ended. Never waits for more than the socket takes."""
+        """Have a sealed generation persisted; ``on_ended`` tells how that ended. Never waits for more than the socket takes. A job that no
+        message can hold goes as one that is refused."""
         with self._changed:
             if job.window == 0:
                 self._deaths = 0
             elif self._job is None or self._job.refusal:  # ended, or about to
                 return
             self._job = job
-            self._send(self._said.shorten(job), None)
+            try:
+                self._send(self._said.shorten(job), None)
+            except ContractError as error:
+                self._job = replace(job, objects=(), refusal=f"the values that are no tensors cannot be written: {error}")
+                self._send(self._said.shorten(self._job), None)
             self._changed.notify_all()
 
     def await_room(self, job: SaveJob, deadline_seconds: float) -> bool:
