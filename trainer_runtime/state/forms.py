@@ -35,7 +35,7 @@ _AT_ONCE: Final = 256
 
 class _Check(Protocol):
     def check(self, *tensors: torch.Tensor) -> bool:
-        """Whether these, in this order, have the forms of those that it was made of. False for an object that comes twice."""
+        """Whether these, in this order, have the forms of those that it was made of. May be False when an object comes twice."""
 
 
 class Forms:

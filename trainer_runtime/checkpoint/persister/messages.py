@@ -65,7 +65,7 @@ class Save:
     job: SaveJob
     again: bool = False
     repeated: tuple[str, ...] = ()
-    """Names of objects that are left out of ``job``, because they are what they were in the last of these on this connection."""
+    """Names of objects that are left out of ``job``, because they are what they were in the last Save on this connection."""
 
 
 @dataclass(frozen=True)
