@@ -55,6 +55,10 @@ class Run:
         self._rng = parts.start.rng
         self._was_iterating = bool(parts.start.run_state.get("iterating", False))
         """An iterator existed when the checkpoint was saved, and none was made here yet."""
+        self._loops = int(parts.start.run_state.get("loops", 0))
+        """Loops that were over when the present state came about."""
+        self._loops_to_pass = self._loops
+        """How many of them this process has yet to walk through before it comes to the checkpoint."""
         self._iterator: Iterator[Any] | None = None
         self._in_turn = False
         self._was_left = False
@@ -177,8 +181,7 @@ class Run:
         if self._in_turn:
             self._conductor.call_save(tags, block)
         else:
-            if self._rng is not None:  # saved are the checkpoint's; they are put back again at their time, as something may draw until then
-                self._state.restore_rng(self._rng)
+            self._lend_rng()
             with self._exits():
                 self._conductor.save_between_turns(tags, block, self.global_step, self._run_state())
 
@@ -188,9 +191,17 @@ class Run:
         if self._was_left:
             self._settle_left_turn()
         self._in_turn = False
-        self._restore_rng()  # a run that is resumed at its end fetches nothing, and is to end like one that was not
+        is_passed = self._loops_to_pass > 0
+        if is_passed:
+            self._lend_rng()
+        else:
+            self._restore_rng()  # a loop that is resumed at its end fetches nothing, and is to end like one that was not
         with self._exits():
             self._conductor.finish(self.global_step, self._run_state())
+        if is_passed:
+            self._loops_to_pass -= 1
+        else:
+            self._loops += 1
         self._finished = True
 
     def restore_random_numbers(self) -> None:
@@ -236,7 +247,7 @@ class Run:
 
     def _loop(self, max_steps: int | None, epochs: int | None, micro_batches: int) -> Iterator[Any]:
         self._finished = False
-        while max_steps is None or self.global_step < max_steps:
+        while (max_steps is None or self.global_step < max_steps) and (epochs is None or self.epoch < epochs):
             self._begin_turn()
             for self.micro_batch in range(micro_batches):
                 batch = self._fetch(epochs)
@@ -280,6 +291,8 @@ class Run:
         empty = 0
         while epochs is None or data.epoch < epochs:
             if self._iterator is None:
+                if self._was_iterating and self._rng is None:  # put back when a loop ended; the whole run needed no new iterator after it
+                    self._rng = self._state.gather_rng()
                 self._iterator = data.iterate()
                 self._was_iterating = False
                 self._restore_rng()  # after the iterator exists, whose making draws numbers, and before the first fetch
@@ -297,10 +310,16 @@ class Run:
                     raise ConfigurationError("data: a whole epoch gave no batch")
         return _NO_MORE
 
-    def _restore_rng(self) -> None:
+    def _lend_rng(self) -> None:
+        """Put the checkpoint's random numbers back for a save before training goes on. At their own time they are put back once more, as
+        something may draw until then."""
         if self._rng is not None:
             self._state.restore_rng(self._rng)
-            self._rng = None
+
+    def _restore_rng(self) -> None:
+        """Put them back for good: this is the place in the script at which the checkpoint was made."""
+        self._lend_rng()
+        self._rng, self._loops_to_pass = None, 0
 
     def _end_turn(self) -> None:
         """The step boundary."""
@@ -324,7 +343,7 @@ class Run:
         self._progress(Phase.TRAIN, self._turns == 1)
 
     def _run_state(self) -> dict[str, Any]:
-        return {"iterating": self._iterator is not None or self._was_iterating}
+        return {"iterating": self._iterator is not None or self._was_iterating, "loops": self._loops}
 
     def _fail(self, error: BaseException) -> None:
         self._failed = True

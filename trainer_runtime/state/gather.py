@@ -173,7 +173,7 @@ class TrainingState:
         leaves += [Leaf(name, tensor, Kind.EXTRA, replicated=False) for name, tensor in tensors.items()]
         objects |= positions
         objects[self.world.own(_RUN)] = dict(run_state)
-        objects[self.world.own(_RNG)] = self._gather_rng()
+        objects[self.world.own(_RNG)] = self.gather_rng()
         objects[self.world.own(_GRADIENTS)] = kept_gradients
         return Snapshot(tuple(leaves), objects)
 
@@ -224,6 +224,10 @@ class TrainingState:
             self.data.restore(self.world, objects, tensors)
         self._restore_gradients(objects.get(self.world.own(_GRADIENTS), []))
         return None if Allow.RNG in differing else objects.get(self.world.own(_RNG))
+
+    def gather_rng(self) -> dict[str, Any]:
+        """Return the state of every generator, for `restore_rng`. Draws nothing."""
+        return {**rng.gather(), "own": {keyword: rng.torch_bytes(value.get_state()) for keyword, value in self._generators.items()}}
 
     def restore_rng(self, state: dict[str, Any]) -> None:
         """Put every generator back. The last act before the first fetch."""
@@ -300,9 +304,6 @@ class TrainingState:
             return []
         saved = source.objects(self.world.rank).get(self.world.own(_RNG))
         return strict.compare_rng(self.world.rank, [] if saved is None else rng.kinds(saved), rng.kinds(rng.gather()))
-
-    def _gather_rng(self) -> dict[str, Any]:
-        return {**rng.gather(), "own": {keyword: rng.torch_bytes(value.get_state()) for keyword, value in self._generators.items()}}
 
     def _kept_gradients(self) -> list[str]:
         """Return the parameters whose gradient is not None. Their values are spent when the optimizer has stepped; that they exist is
