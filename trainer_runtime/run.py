@@ -247,6 +247,8 @@ class Run:
 
     def _loop(self, max_steps: int | None, epochs: int | None, micro_batches: int) -> Iterator[Any]:
         self._finished = False
+        if self._in_turn:
+            self._settle_left_turn()
         while (max_steps is None or self.global_step < max_steps) and (epochs is None or self.epoch < epochs):
             self._begin_turn()
             for self.micro_batch in range(micro_batches):

@@ -81,6 +81,14 @@ def test_a_save_after_it_is_of_the_step_that_the_weights_are_at(store: Path, lea
     assert torch.equal(x, whole.learned[saved])
 
 
+@pytest.mark.parametrize("leave", WAYS)
+def test_a_loop_behind_it_makes_no_step_beyond_its_end(store: Path, leave: Leave) -> None:
+    left = Recorded(store)
+    leave(left, 3, stepped=True)
+    left.train(4)
+    assert (left.run.global_step, len(left.learned)) == (4, 4)
+
+
 def test_a_loop_without_data_goes_on_with_the_step_that_was_left(store: Path) -> None:
     run = tr.attach(model=nn.Linear(1, 1), store=store)
     seen = []
