@@ -248,6 +248,21 @@ def test_it_ends_when_whoever_started_it_is_gone_and_no_rank_came(tmp_path: Path
     assert not directory.exists()
 
 
+def test_it_ends_when_it_is_told_so_while_a_data_loader_that_was_forked_meanwhile_lives(tmp_path: Path) -> None:
+    handle = Handle(str(tmp_path / "persister"))
+    wait_until((tmp_path / "persister").exists, "it listens")
+    context = multiprocessing.get_context("fork")
+    release = context.Event()
+    worker = context.Process(target=release.wait)
+    worker.start()
+    handle.finish()
+    try:
+        wait_until(handle.has_ended, "it ended")
+    finally:
+        release.set()
+        worker.join()
+
+
 def test_a_store_that_hangs_costs_this_save_and_is_said(tmp_path: Path, store: PosixStore) -> None:
     release = threading.Event()
 

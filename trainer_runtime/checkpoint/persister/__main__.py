@@ -1,7 +1,7 @@
 """``python -m trainer_runtime.checkpoint.persister SOCKET``: started by rtj-run or by local rank 0, never by hand.
 
-It ends when its standard input closes (whoever started it is done or gone), no rank is connected and every sealed save has ended; at the
-latest FINISH_SECONDS after the first of these. Records go to standard output, one JSON object per line, for whoever started it.
+It ends when it was told so on its standard input, or whoever started it is gone, and no rank is connected and every sealed save has ended;
+at the latest FINISH_SECONDS after the first of these. Records go to standard output, one JSON object per line, for whoever started it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("trainer_runtime.persister")
 def main(arguments: list[str]) -> int:
     """Serve the ranks of one worker; return the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    # Both come to a whole process group: whoever started this process closes its standard input when it is done.
+    # Both come to a whole process group: whoever started this process says so on its standard input when it is done.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)  # the kernel derives the priority of its input and output from this
@@ -67,12 +67,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _wait_for_starter() -> None:
-    """Wait until whoever started this process closes our standard input, or is gone: a data loader that it forked may hold the pipe."""
+    """Wait until whoever started this process says something on our standard input, or is gone, when a data loader that it forked may hold
+    the pipe."""
     starter = os.pidfd_open(os.getppid())
-    while True:
-        if starter in wait_readable(0, starter) or not os.read(0, 65536):
-            os.close(starter)
-            return
+    wait_readable(0, starter)
+    os.close(starter)
 
 
 def _remove(path: Path) -> None:

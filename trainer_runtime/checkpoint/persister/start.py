@@ -1,7 +1,7 @@
 """Starting a persister and keeping one running, for rtj-run and, where there is none, for local rank 0.
 
-The process is started in a session of its own, so that a signal to the trainer's group does not reach it, and it is told the end by its
-standard input: whoever started it may die without a word.
+The process is started in a session of its own, so that a signal to the trainer's group does not reach it, and it is told the end on its
+standard input. In a word, as a data loader's worker that was forked meanwhile holds the pipe open; whoever started it may also die without.
 """
 
 from __future__ import annotations
@@ -111,5 +111,12 @@ class Handle:
             self._on_record(record)
 
     def _close_input(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        stream = self._process.stdin
+        assert stream is not None
+        if stream.closed:
+            return
+        try:
+            stream.write(b"\n")
+        except OSError as error:
+            log.debug("rtj: the persister is gone already: %s", error)
+        stream.close()
