@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.world import attempt_on, directory_of, flip, only, point, shared, state, states
-from trainer_runtime.checkpoint import plan
+from trainer_runtime.checkpoint import memory, plan
 from trainer_runtime.checkpoint.documents import find_index_fault, merge_tensors
 from trainer_runtime.checkpoint.dtypes import DTYPES
 from trainer_runtime.checkpoint.restore import open_checkpoint, parse_uri
@@ -62,6 +62,44 @@ def test_special_numbers_keep_their_bits(store: PosixStore) -> None:
         record = attempt.saved(1, [only(shared("model/v", values))])
     open_checkpoint(store, point(record)).fill([shared("model/v", live)], 0)
     assert torch.equal(bits(live), bits(values))
+
+
+class Remote(PosixStore):
+    """A store across a network: nothing remembers what was read. It counts the reads of data files."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.reads = 0
+
+    @property
+    def rereads_from_cache(self) -> bool:
+        return False
+
+    def read_range(self, path: str, offset: int, into: memoryview) -> int:
+        self.reads += "/data/" in path
+        return super().read_range(path, offset, into)
+
+
+@pytest.mark.parametrize(
+    ("ranks_here", "parts", "is_kept"),
+    [(1, 1, True), (1, 0.9, False), (8, 8, True), (8, 7.9, False)],
+    ids=["room for one", "less", "room for all of eight", "room for seven of eight"],
+)
+def test_bytes_wait_in_memory_only_if_all_ranks_that_share_it_may_do_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks_here: int, parts: float, is_kept: bool
+) -> None:
+    (tmp_path / "remote").mkdir()
+    store = Remote(tmp_path / "remote")
+    weight = torch.randn(100_000)
+    with attempt_on(store) as attempt:
+        record = attempt.saved(1, [only(shared("model/w", weight))])
+    checkpoint = open_checkpoint(store, point(record), ranks_here=ranks_here)
+    (size,) = (file.size for index in checkpoint._documents.indexes for file in index.files)
+    monkeypatch.setattr(memory, "available_bytes", lambda: ranks_here * memory.RESERVE_BYTES + int(parts * size))
+    store.reads, live = 0, torch.zeros_like(weight)
+    checkpoint.fill([shared("model/w", live)], 0)
+    assert store.reads == (1 if is_kept else 2)
+    assert torch.equal(live, weight)
 
 
 def test_a_tensor_larger_than_a_verification_chunk_and_cut_over_three_ranks_comes_back(store: PosixStore) -> None:

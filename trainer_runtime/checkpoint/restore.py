@@ -23,7 +23,7 @@ from trainer_runtime.checkpoint.filling import FileNeeds, NotCovered, find_needs
 from trainer_runtime.checkpoint.fingerprint import MODULUS, of_block, totals
 from trainer_runtime.checkpoint.frozen import named_in
 from trainer_runtime.checkpoint.lanes import IO_LANES
-from trainer_runtime.checkpoint.memory import RESERVE_BYTES, available_bytes
+from trainer_runtime.checkpoint.memory import Among, fits_memory
 from trainer_runtime.checkpoint.names import find_owner, rank_prefix
 from trainer_runtime.checkpoint.plan import build_plan
 from trainer_runtime.checkpoint.reference import Reference
@@ -49,8 +49,9 @@ _Key = tuple[str, int]
 class Checkpoint:
     """One committed checkpoint, its documents proven. Made by `open_checkpoint`."""
 
-    def __init__(self, tiers: Tiers, documents: Documents) -> None:
+    def __init__(self, tiers: Tiers, documents: Documents, ranks_here: int = 1) -> None:
         self._tiers = tiers
+        self._ranks_here = ranks_here
         self._documents = documents
         self._files = {file.path: file for index in documents.indexes for file in index.files}
         self._filled: tuple[Leaf, ...] = ()
@@ -149,9 +150,13 @@ class Checkpoint:
         return sums
 
     def _memory_for(self, chunks: Sequence[_Chunk]) -> dict[_Key, memoryview]:
-        """Return memory in which proven chunks wait for the second pass; none where reading again costs little, or memory is short."""
+        """Return memory in which proven chunks wait for the second pass; none where reading again costs little, or memory is short.
+
+        The ranks that share this one's memory restore at the same time, and what they set aside is taken only as it is filled. So each
+        counts on an equal share of what it finds, which needs no turns: who looks later finds less, and all together never take too much.
+        """
         sizes = {(needs.file.path, number): needs.file.length_of(number) for needs, number in chunks}
-        if self._tiers.store.rereads_from_cache or sum(sizes.values()) + RESERVE_BYTES > available_bytes():
+        if self._tiers.store.rereads_from_cache or not fits_memory(sum(sizes.values()), Among(self._ranks_here, self._ranks_here)):
             return {}
         return {key: memoryview(bytearray(size)) for key, size in sizes.items()}
 
@@ -202,15 +207,18 @@ class Checkpoint:
         self._tiers.read_chunk(self._documents.reference, file, number, into)
 
 
-def open_checkpoint(store: Store, resume: ResumePoint, local: Opener | None = None, archive: Opener | None = None) -> Checkpoint:
+def open_checkpoint(
+    store: Store, resume: ResumePoint, local: Opener | None = None, archive: Opener | None = None, ranks_here: int = 1
+) -> Checkpoint:
     """Open the checkpoint that ``resume`` names, in ``store`` or in the store its URI names, with all its documents proven.
 
-    ``local``, ``archive``: tiers that are asked before and after that store (see `tiers`).
+    ``local``, ``archive``: tiers that are asked before and after that store (see `tiers`). ``ranks_here``: how many ranks share this one's
+    memory, and restore at the same time.
     Raises CheckpointDamaged, StoreUnavailable, or ConfigurationError for a URI that names no checkpoint.
     """
     source, reference = locate(store, resume)
     tiers = Tiers(source, local, archive)
-    return Checkpoint(tiers, tiers.read_documents(reference))
+    return Checkpoint(tiers, tiers.read_documents(reference), ranks_here)
 
 
 @dataclass(frozen=True)

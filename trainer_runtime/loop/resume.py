@@ -215,6 +215,7 @@ def _open_checkpoint(settings: Settings, store: Store, resume: ResumePoint) -> C
         resume,
         local=None if local is None else lambda: PosixStore(Path(local)),
         archive=None if archive is None else lambda: open_store(archive.store, settings.s3),
+        ranks_here=settings.local_world_size,
     )
 
 
