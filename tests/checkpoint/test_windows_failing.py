@@ -16,7 +16,7 @@ from tests.checkpoint import real
 from tests.checkpoint.little import KIB, WINDOW, Limit, Watching, nothing_is_left, staged_at_once, weights
 from tests.checkpoint.real import engine_on, save, saved
 from tests.checkpoint.world import RUN, WAIT_SECONDS, attempt_on
-from trainer_runtime.checkpoint import plan
+from trainer_runtime.checkpoint import persist, plan
 from trainer_runtime.checkpoint.commit import About
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
 from trainer_runtime.checkpoint.exchange import LocalExchange
@@ -152,6 +152,47 @@ def test_a_store_that_hangs_holds_training_no_longer_than_it_may(tmp_path: Path,
         assert "training may not stand still any longer, and window 1 of this rank's part is not written" in str(result.error)
         assert nothing_is_left(store)
         attempt.saved(2, [weights(2.0)])
+
+
+class SlowFirst(PosixStore):
+    """Each file of rank 0 takes ``seconds``, until ``others`` have ended."""
+
+    def __init__(self, root: Path, seconds: float, others: threading.Event) -> None:
+        super().__init__(root)
+        self._seconds, self._others = seconds, others
+
+    def write_file(self, path: str, image: memoryview, size: int) -> None:
+        if "/data/00000-" in path:
+            self._others.wait(self._seconds)
+        super().write_file(path, image, size)
+
+
+def test_what_the_others_gave_up_is_never_committed_however_many_windows_rank_0_has(
+    tmp_path: Path, store: PosixStore, little: Limit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No window takes as long as a save may, but all of them together do."""
+    monkeypatch.setattr(persist, "ANSWER_SECONDS", 0.5)
+    has_given_up = threading.Event()
+    with attempt_on(SlowFirst(tmp_path / "store", 0.7, has_given_up), 2, deadline_seconds=2.0) as attempt:
+        little(1 << 30)
+        attempt.engines[1].prepare(weights(1.0, rank=1))
+        little(WINDOW // 2)
+        monkeypatch.setattr(plan, "LEAST_WINDOW_BYTES", WINDOW // 2)
+        attempt.engines[0].prepare(weights(1.0))
+        assert attempt.engines[0].stands_still
+        assert not attempt.engines[1].stands_still
+        attempt.engines[1].stage(weights(1.0, rank=1), step=1, epoch=0, samples=0, strict={})
+        thread = threading.Thread(
+            target=attempt.engines[0].stage, args=[weights(1.0)], kwargs={"step": 1, "epoch": 0, "samples": 0, "strict": {}}
+        )
+        thread.start()
+        (other,) = attempt.results_of([1])
+        has_given_up.set()
+        thread.join(WAIT_SECONDS)
+        (first,) = attempt.results_of([0])
+    assert other.error is not None
+    assert first.error is not None
+    assert list_committed(store, RUN) == ()
 
 
 @pytest.mark.usefixtures("little")

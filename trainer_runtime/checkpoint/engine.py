@@ -31,7 +31,8 @@ from trainer_runtime.state.leaves import Snapshot
 from trainer_runtime.state.tree import encode
 
 SAVE_DEADLINE_SECONDS: Final = 900.0
-"""How long rank 0 waits for the other ranks' parts, and again for their proofs, before it abandons the save."""
+"""How long the ranks may take from the stage to the commit, with all windows, and again from there to the proof, before the save is
+abandoned."""
 
 OnRecord = Callable[[CheckpointRecord], None]
 OnEnded = Callable[[int, CheckpointRecord | None, Exception | None], None]

@@ -33,7 +33,8 @@ from trainer_runtime.errors import CommitUndecided, ExchangeTimeout, Fenced, Run
 from trainer_runtime.store.base import AlreadyInStore, NotInStore, Store
 
 ANSWER_SECONDS: Final = 30.0
-"""How much longer a rank waits for the committer's word than the committer waits for the ranks."""
+"""How much longer a rank waits for the committer's word than a half of the save may take. A third of it is for a rank whose
+time is over to say why, and a third for the committer to act on what all ranks have said."""
 
 log = logging.getLogger("trainer_runtime.persister")
 
@@ -64,7 +65,12 @@ class _Save:
 
 
 class Persister:
-    """Turns one rank's staged saves into verified checkpoints, one at a time."""
+    """Turns one rank's staged saves into verified checkpoints, one at a time.
+
+    ``deadline_seconds``: how long the first half of a save may take, up to the commit, and again the second one, up to the mark; in all,
+    whatever a half consists of, windows too. Each rank counts from where it begins a half, which all do at about the same time. So no
+    rank gives up what is committed or marked after that.
+    """
 
     def __init__(
         self,
@@ -83,6 +89,8 @@ class Persister:
         self._on_record = on_record
         self._deadline_seconds = deadline_seconds
         self._local = local
+        self._end = 0.0
+        """When the present half of the save is to be over, by the monotonic clock."""
         self._last_key = ""
         self._proven: set[str] = set()
         """Frozen files that this process has read back and proven. Every save names them, and each is read once."""
@@ -101,13 +109,16 @@ class Persister:
         if self._last_key and self._last_key != save.key:
             self._exchange.forget(self._last_key)
         self._last_key = save.key
+        self._begin_half()
         earlier, index = self._part(job, part, staged, save, again)
         try:
             said = self._decide(f"{save.key}committed", lambda: self._commit(job, save, earlier))
         except Exception as error:
             if not isinstance(error, (Fenced, _Unanswered, CommitUndecided)):
+                self._begin_half()
                 self._clear(save.staging)
             raise
+        self._begin_half()
         reference = Reference(self._store.uri, self._run, name, said["manifest"])
         if said["adopted"]:  # what counts is its bytes, which may be others than this try's
             index = None
@@ -124,6 +135,12 @@ class Persister:
     def leave(self) -> None:
         """Tell the others that this rank is gone and stages no more saves."""
         self._exchange.put(_gone(self._writer.rank), b"")
+
+    def _begin_half(self) -> None:
+        self._end = time.monotonic() + self._deadline_seconds
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
 
     def _find_committed(self, name: StepName) -> Reference | None:
         """Return what an earlier try or process committed: only this attempt writes under its names."""
@@ -191,7 +208,7 @@ class Persister:
         for window in range(part.windows):
             if window > 0:
                 self._raise_known_failure(save)
-                staged.await_window(window, self._deadline_seconds)
+                staged.await_window(window, self._seconds_left())
             files = tuple(file for file in part.files if file.window == window)
             if self._local is not None:
                 self._local.write(save.name, files, staged.image)
@@ -280,7 +297,7 @@ class Persister:
         """Rank 0 acts and tells; the others are told. What it returns or raises is the same everywhere."""
         if self._writer.rank != 0:
             try:
-                found, message = self._exchange.get_first([key, _gone(0)], self._deadline_seconds + ANSWER_SECONDS)
+                found, message = self._exchange.get_first([key, _gone(0)], self._seconds_left() + ANSWER_SECONDS)
             except ExchangeTimeout as error:
                 raise _Unanswered(f"rank 0 did not say how the save ended: {error}") from error
             if found != key:
@@ -295,9 +312,10 @@ class Persister:
         return value
 
     def _collect(self, key: str, what: str) -> list[Any]:
-        """Return every rank's message under ``key``, within one deadline. Raises the first failure that a rank sent, also while others are
-        not heard yet, as training may stand still until they know of it; or SaveFailed naming a late one."""
-        end = time.monotonic() + self._deadline_seconds
+        """Return every rank's message under ``key``, within this half of the save, and see that time is left to act on them. Raises the
+        first failure that a rank sent, also while others are not heard yet, as training may stand still until they know of it; or
+        SaveFailed naming a late one."""
+        self._end += ANSWER_SECONDS / 3
         values: dict[int, Any] = {}
         ranks = range(self._writer.world_size)
         owed = {f"{key}/{rank}": rank for rank in ranks}
@@ -305,22 +323,27 @@ class Persister:
         while owed:
             keys = [either for wanted, rank in owed.items() for either in (wanted, _gone(rank))]
             try:
-                found, message = self._exchange.get_first(keys, max(0.0, end - time.monotonic()))
+                found, message = self._exchange.get_first(keys, self._seconds_left())
             except ExchangeTimeout as error:
                 late = next(iter(owed.values()))
                 raise SaveFailed(f"rank {late} did not hand in {what} within {self._deadline_seconds:.0f} s") from error
             if found not in owed:
                 raise SaveFailed(f"rank {ended[found]} ended and did not hand in {what}")
             values[owed.pop(found)] = unpack(message)
+        self._end = max(self._end, time.monotonic() + ANSWER_SECONDS / 3)
         return [values[rank] for rank in ranks]
 
     def _bounded(self, what: str, act: Callable[[], T], late: type[RuntimeProblem] = SaveFailed) -> T:
-        """Return what ``act``, which uses the store, returns. Raises ``late`` when it does not come back within the deadline.
+        """Return what ``act``, which uses the store, returns. Raises ``late`` when it does not come back within this half of the save, and
+        SaveFailed when that is over already.
 
         A thread that the kernel holds cannot be ended; it is left behind and `is_hung` says so.
         """
         if self.is_hung:
             raise SaveFailed(f"{what}: the store hangs")
+        seconds = self._seconds_left()
+        if seconds <= 0:
+            raise SaveFailed(f"{what}: the {self._deadline_seconds:.0f} s that it may take with all before it are over")
         outcome: list[T] = []
         failure: list[BaseException] = []
 
@@ -332,12 +355,12 @@ class Persister:
 
         thread = threading.Thread(target=work, name=f"rtj-{what}", daemon=True)
         thread.start()
-        thread.join(self._deadline_seconds)
+        thread.join(seconds)
         if failure:
             raise failure[0]
         if not outcome:
             self.is_hung = True
-            raise late(f"{what}: {self._store.uri} did not answer within {self._deadline_seconds:.0f} s")
+            raise late(f"{what}: {self._store.uri} did not answer within {seconds:.0f} s")
         return outcome[0]
 
 

@@ -13,7 +13,7 @@ from trainer_runtime.errors import Fenced, RuntimeProblem, SaveFailed
 from trainer_runtime.state.gather import TrainingState
 
 WAIT_SECONDS: Final = 2 * SAVE_DEADLINE_SECONDS + 60.0
-"""How long a blocking save waits: rank 0 waits for parts and for proofs, each up to its own deadline."""
+"""How long a blocking save waits: for the commit and for the proof, each up to its own deadline."""
 MAX_FAILURES_IN_A_ROW: Final = 5
 """So many saves in a row that failed are an error: training that cannot be resumed is not worth its GPUs."""
 
