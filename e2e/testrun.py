@@ -1,7 +1,8 @@
 """Runs the test tiers and says at the end what ran and what failed: the command behind ``make test``.
 
 A tier that cannot run on this machine fails and says what is missing; it is left out only when the caller asked for that with
-``SKIP=e2e`` (comma separated), and then the last lines say so. It is not a test framework: every tier is one pytest process.
+``SKIP=e2e`` (comma separated), and then the last lines say so. It is not a test framework: it starts pytest, and a tier is one process of
+it or some that run side by side.
 """
 
 from __future__ import annotations
@@ -13,18 +14,28 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TIERS: dict[str, list[str]] = {
-    "unit": ["tests", "-m", "not api and not e2e"],
-    "api": ["tests", "-m", "api"],
-    "e2e": ["e2e/scenarios", "-m", "e2e"],
+STARTS_TRAINING = ("tests/adapters", "tests/launch", "tests/runtime")
+"""Folders whose tests mostly wait for processes to import torch: half of the unit tier's time, and mostly one core's."""
+
+_UNIT = ["-m", "not api and not e2e"]
+TIERS: dict[str, list[list[str]]] = {
+    "unit": [["tests", *(f"--ignore={folder}" for folder in STARTS_TRAINING), *_UNIT], [*STARTS_TRAINING, *_UNIT]],
+    "api": [["tests", "-m", "api"]],
+    "e2e": [["e2e/scenarios", "-m", "e2e"]],
 }
+"""What each pytest process of a tier gets; those of one tier run at the same time."""
 
 
+NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 LINES_PER_FAILURE = 25
 """The end of a traceback, where the assertion and the line that raised stand: the whole of it was printed an hour of output before."""
 
@@ -49,14 +60,37 @@ class TierResult:
 
 
 def run_tier(tier: str, extra: list[str]) -> TierResult:
-    """Run one tier in a process of its own and read the counts from its JUnit file."""
+    """Run one tier in processes of its own and read the counts from their JUnit files. The first one's output is seen as it comes, that
+    of the others when they have ended."""
     print(f"--- {tier} tier", flush=True)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *TIERS[tier], f"--junit-xml={report}", "--durations=10", *extra]
-        exit_code = subprocess.run(command, cwd=ROOT, check=False).returncode
-        return TierResult(tier, read_report(report), time.monotonic() - began, exit_code)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        reports = [folder / f"{number}.xml" for number in range(len(TIERS[tier]))]
+        outputs: list[IO[bytes] | None] = [None, *(stack.enter_context(report.with_suffix(".out").open("w+b")) for report in reports[1:])]
+        processes = []
+        for arguments, report, output in zip(TIERS[tier], reports, outputs, strict=True):
+            command = [sys.executable, "-m", "pytest", *arguments, f"--junit-xml={report}", "--durations=10", *extra]
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=None if output is None else subprocess.STDOUT)
+            processes.append(stack.enter_context(process))
+        codes = []
+        for process, output in zip(processes, outputs, strict=True):
+            codes.append(process.wait())
+            if output is not None:
+                output.seek(0)
+                print(output.read().decode(errors="replace"), end="", flush=True)
+        return TierResult(tier, _sum_of([read_report(report) for report in reports]), time.monotonic() - began, _worst_of(codes))
+
+
+def _sum_of(reports: list[Report]) -> Report:
+    failures = tuple(failure for report in reports for failure in report.failures)
+    return Report(sum(report.passed for report in reports), sum(report.skipped for report in reports), failures)
+
+
+def _worst_of(codes: list[int]) -> int:
+    """A process may hold no test where another one does: the caller may have asked for a few with ``--pytest=-k``."""
+    held_tests = [code for code in codes if code != NO_TESTS] or [NO_TESTS]
+    return next((code for code in held_tests if code != 0), 0)
 
 
 def read_report(path: Path) -> Report:
@@ -104,8 +138,8 @@ def _is_good(result: TierResult) -> bool:
 
 
 def _counts(reports: list[Report]) -> str:
-    passed, failed = sum(report.passed for report in reports), sum(len(report.failures) for report in reports)
-    return f"{passed} passed, {failed} failed, {sum(report.skipped for report in reports)} skipped"
+    whole = _sum_of(reports)
+    return f"{whole.passed} passed, {len(whole.failures)} failed, {whole.skipped} skipped"
 
 
 if __name__ == "__main__":
