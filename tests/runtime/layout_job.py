@@ -1,7 +1,8 @@
 """The training script of test_other_layouts: one model on any number of ranks, cut in any way.
 
-``layout_job.py <layout> <output file> <steps> [<allowed word>]``: attaches, trains up to ``steps``, and rank 0 writes what the whole
-tensors are, put together by torch. Layout ``places`` trains nothing: it compares where blocks lie with the whole tensors they came from.
+``layout_job.py <output folder> <steps> <layout> [<allowed word>]... [-- <layout> ...]``: for one layout after the other, attaches, trains
+up to ``steps``, and rank 0 writes in ``<layout>-<ranks>.json`` what the whole tensors are, put together by torch. Layout ``places`` trains
+nothing: it compares where blocks lie with the whole tensors they came from.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,15 @@ if __name__ == "__main__":
     is_distributed = "RANK" in os.environ
     if is_distributed:
         dist.init_process_group("gloo")
-    if sys.argv[1] == "places":
-        check_places(Path(sys.argv[2]))
-    else:
-        train(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    ranks = dist.get_world_size() if is_distributed else 1
+    for is_between, words in groupby(sys.argv[3:], lambda word: word == "--"):
+        if not is_between:
+            layout, *allow = words
+            output = Path(sys.argv[1], f"{layout}-{ranks}.json")
+            if layout == "places":
+                check_places(output)
+            else:
+                train(layout, output, int(sys.argv[2]), allow)
     if is_distributed:
         dist.barrier()  # a rank that is done first would take away what the others still talk through
         dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,30 @@ SCRIPT = Path(__file__).with_name("layout_job.py")
 STEPS = 3
 
 
+ALLOWED = {"rows": ["worldSize"], "columns": ["worldSize"], "ddp": ["worldSize", "determinism"], "alone": ["worldSize"]}
+"""What a layout needs to go on from what four ranks that hold rows have saved."""
+LAUNCHES = {1: ["alone"], 2: ["rows", "ddp"], 3: ["columns"]}
+"""The other layouts, by the number of ranks: those of one launch go on one after the other."""
+
+
 class Saved:
-    """A run of four ranks that hold rows, trained and saved; each launch afterwards works on a copy of the same run."""
+    """A run of four ranks that hold rows, trained and saved; each launch afterwards goes on from it for no step."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        ended = run_ranks(4, SCRIPT, "rows", str(folder / "first.json"), str(STEPS), cwd=folder)
+        ended = self.launch(4, "rows", "--", "places")
         assert ended.returncode == 0, ended.stderr[-4000:]
-        self.trained: dict[str, str] = json.loads((folder / "first.json").read_text())["trained"]
+        self.trained: dict[str, str] = self.found("rows", 4)["trained"]
+        self.places: list[str] = self.found("places", 4)
 
-    def resume(self, ranks: int, layout: str, *allow: str) -> tuple[Any, dict[str, Any]]:
-        """Go on for no step; return how the launch ended and what it found."""
-        output = self.folder / f"{layout}-{ranks}.json"
-        arguments = (layout, str(output), str(STEPS), *allow)
-        if layout == "alone":
-            ended = run_script(SCRIPT, *arguments, cwd=self.folder)
-        else:
-            ended = run_ranks(ranks, SCRIPT, *arguments, cwd=self.folder)
-        return ended, json.loads(output.read_text()) if output.exists() else {}
+    def launch(self, ranks: int, *words: str, output: Path | None = None) -> subprocess.CompletedProcess[str]:
+        arguments = (str(output or self.folder), str(STEPS), *words)
+        if ranks == 1:
+            return run_script(SCRIPT, *arguments, cwd=self.folder)
+        return run_ranks(ranks, SCRIPT, *arguments, cwd=self.folder)
+
+    def found(self, layout: str, ranks: int) -> Any:
+        return json.loads((self.folder / f"{layout}-{ranks}.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -40,28 +47,31 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return Saved(tmp_path_factory.mktemp("layouts"))
 
 
-def test_another_world_is_refused_when_it_is_not_allowed(saved: Saved) -> None:
-    ended, found = saved.resume(2, "rows")
-    assert not found
+@pytest.fixture(scope="module")
+def resumed(saved: Saved) -> Saved:
+    """After every launch that is allowed."""
+    for ranks, layouts in LAUNCHES.items():
+        words = [word for layout in layouts for word in ("--", layout, *ALLOWED[layout])]
+        ended = saved.launch(ranks, *words)
+        assert ended.returncode == 0, ended.stderr[-4000:]
+    return saved
+
+
+def test_another_world_is_refused_when_it_is_not_allowed(saved: Saved, tmp_path: Path) -> None:
+    ended = saved.launch(2, "rows", output=tmp_path)
+    assert not list(tmp_path.iterdir())
     assert f"exitcode  : {ExitCode.REFUSED.value}" in ended.stderr
     assert "world_size: saved 4, now 2 [allow: worldSize]" in ended.stderr
     assert "mesh.model.dp=4" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("ranks", "layout", "words"),
-    [(2, "rows", ["worldSize"]), (3, "columns", ["worldSize"]), (2, "ddp", ["worldSize", "determinism"]), (1, "alone", ["worldSize"])],
-)
-def test_every_tensor_comes_back_whole_in_another_layout(saved: Saved, ranks: int, layout: str, words: list[str]) -> None:
-    ended, found = saved.resume(ranks, layout, *words)
-    assert ended.returncode == 0, ended.stderr[-4000:]
+@pytest.mark.parametrize(("ranks", "layout"), [(ranks, layout) for ranks, layouts in LAUNCHES.items() for layout in layouts])
+def test_every_tensor_comes_back_whole_in_another_layout(resumed: Saved, ranks: int, layout: str) -> None:
+    found = resumed.found(layout, ranks)
     assert found["resumed_from"] == STEPS
-    assert found["loaded"] == saved.trained
+    assert found["loaded"] == resumed.trained
 
 
-def test_where_a_block_lies_is_where_torch_put_it(tmp_path: Path) -> None:
-    ended = run_ranks(4, SCRIPT, "places", str(tmp_path / "places.json"), cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    placements = json.loads((tmp_path / "places.json").read_text())
-    assert len(placements) > 70
-    assert any("_StridedShard" in placement for placement in placements), "fully_shard over tensor parallelism was not among them"
+def test_where_a_block_lies_is_where_torch_put_it(saved: Saved) -> None:
+    assert len(saved.places) > 70
+    assert any("_StridedShard" in placement for placement in saved.places), "fully_shard over tensor parallelism was not among them"
