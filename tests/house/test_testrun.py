@@ -31,12 +31,20 @@ def test_with_fixture(broken):
 """
 
 
+def run_in(monkeypatch: pytest.MonkeyPatch, *folders: Path) -> None:
+    """Let the unit tier be these folders, one process for each. These tests need no plugin, and loading those that are installed takes
+    longer than all else here."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    tier = [[str(folder), f"--rootdir={folder}", "-p", "no:cacheprovider"] for folder in folders]
+    monkeypatch.setattr(testrun, "TIERS", {"unit": tier})
+    monkeypatch.setattr(sys, "argv", ["testrun", "unit"])
+    monkeypatch.delenv("SKIP", raising=False)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "test_some.py").write_text(TESTS)
-    monkeypatch.setattr(testrun, "TIERS", {"unit": [[str(tmp_path), f"--rootdir={tmp_path}", "-p", "no:cacheprovider"]]})
-    monkeypatch.setattr(sys, "argv", ["testrun", "unit"])
-    monkeypatch.delenv("SKIP", raising=False)
+    run_in(monkeypatch, tmp_path)
     return tmp_path
 
 
@@ -74,10 +82,7 @@ def halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     for folder in found:
         folder.mkdir()
         (folder / f"test_{folder.name}.py").write_text("def test_good():\n    pass\n")
-    tier = [[str(folder), f"--rootdir={folder}", "-p", "no:cacheprovider"] for folder in found]
-    monkeypatch.setattr(testrun, "TIERS", {"unit": tier})
-    monkeypatch.setattr(sys, "argv", ["testrun", "unit"])
-    monkeypatch.delenv("SKIP", raising=False)
+    run_in(monkeypatch, *found)
     return found
 
 
