@@ -22,9 +22,9 @@ import xxhash
 from blake3 import blake3
 
 from benchmarks import measuring, saving
-from trainer_runtime.checkpoint.arena import take_memory, touch_arena
 from trainer_runtime.checkpoint.lanes import HOT_BYTES
-from trainer_runtime.checkpoint.scatter import Scattered
+from trainer_runtime.checkpoint.staging.arena import take_memory, touch_arena
+from trainer_runtime.checkpoint.staging.scatter import Scattered
 from trainer_runtime.state.forms import Forms, OwnCheck
 from trainer_runtime.store.buffers import make_buffer
 

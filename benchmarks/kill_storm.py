@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks import measuring, saving
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
-from trainer_runtime.checkpoint.inventory import list_committed
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import CheckpointDamaged

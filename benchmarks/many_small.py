@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks import measuring, saving
 from trainer_runtime.checkpoint.engine import collector_paused
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.state.data import open_source
 from trainer_runtime.state.gather import TrainingState

@@ -23,9 +23,9 @@ from trainer_runtime.checkpoint.exchange import LocalExchange
 from trainer_runtime.checkpoint.image import page_multiple
 from trainer_runtime.checkpoint.job import StagedFile
 from trainer_runtime.checkpoint.opening import open_run
-from trainer_runtime.checkpoint.pieces import FilePlan
-from trainer_runtime.checkpoint.plan import build_plan
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
+from trainer_runtime.checkpoint.staging.pieces import FilePlan
+from trainer_runtime.checkpoint.staging.plan import build_plan
 from trainer_runtime.checkpoint.writer import write_files
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.codec import dumps

@@ -20,7 +20,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from benchmarks import measuring, resharding, saving
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.store.posix import PosixStore
 

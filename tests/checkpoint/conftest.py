@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.little import WINDOW, Limit
-from trainer_runtime.checkpoint import memory, plan
+from trainer_runtime.checkpoint.staging import memory, plan
 from trainer_runtime.store.posix import PosixStore
 
 

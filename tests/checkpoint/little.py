@@ -10,7 +10,7 @@ import torch
 
 from tests.checkpoint.world import RUN, WAIT_SECONDS, Attempt, only, point, shared
 from trainer_runtime.checkpoint.engine import SaveResult
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.store.posix import PosixStore

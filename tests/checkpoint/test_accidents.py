@@ -27,8 +27,8 @@ from tests.checkpoint.world import (
 )
 from tests.checkpoint.wrongs import DAMAGES, grow
 from trainer_runtime.checkpoint import persist
-from trainer_runtime.checkpoint.cleaning import propose_deletions, read_held
-from trainer_runtime.checkpoint.inventory import read_inventory
+from trainer_runtime.checkpoint.keeping.cleaning import propose_deletions, read_held
+from trainer_runtime.checkpoint.keeping.inventory import read_inventory
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.layout import StepName

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, only, open_world, point, shared, state
-from trainer_runtime.checkpoint.cleaning import (
+from trainer_runtime.checkpoint.commit import Writer
+from trainer_runtime.checkpoint.documents import find_reference
+from trainer_runtime.checkpoint.keeping.cleaning import (
     TRASH_SECONDS,
     delete_checkpoints,
     find_sources,
@@ -19,12 +21,10 @@ from trainer_runtime.checkpoint.cleaning import (
     read_held,
     sweep,
 )
-from trainer_runtime.checkpoint.commit import Writer
-from trainer_runtime.checkpoint.documents import find_reference
-from trainer_runtime.checkpoint.inventory import list_committed
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
+from trainer_runtime.checkpoint.keeping.retention import ABANDONED_SECONDS
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS
-from trainer_runtime.checkpoint.unchanged import LEAST_BYTES
+from trainer_runtime.checkpoint.staging.unchanged import LEAST_BYTES
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.assignment import Keep, ResumeMode
 from trainer_runtime.contract.beat import CheckpointRecord

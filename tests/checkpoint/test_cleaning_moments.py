@@ -13,9 +13,9 @@ import pytest
 from tests.checkpoint.moments import at_every_moment
 from tests.checkpoint.test_cleaning import frozen_state, reference_at, saved_steps
 from tests.checkpoint.world import RUN, attempt_on, directory_of, point, state, store_root
-from trainer_runtime.checkpoint.cleaning import TRASH_SECONDS, delete_checkpoints, read_held, sweep
 from trainer_runtime.checkpoint.commit import Writer
-from trainer_runtime.checkpoint.inventory import list_committed, read_inventory
+from trainer_runtime.checkpoint.keeping.cleaning import TRASH_SECONDS, delete_checkpoints, read_held, sweep
+from trainer_runtime.checkpoint.keeping.inventory import list_committed, read_inventory
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import dumps

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from tests.checkpoint.world import RUN, attempt_on, only, shared, states
-from trainer_runtime.checkpoint.comparing import Side, compare
 from trainer_runtime.checkpoint.documents import read_documents
+from trainer_runtime.checkpoint.reading.comparing import Side, compare
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.layout import StepName

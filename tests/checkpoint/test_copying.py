@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from tests.checkpoint.world import RUN, attempt_on, flip, only, open_world, point, shared, state, states, store_root
-from trainer_runtime.checkpoint.archive import copy_fences
-from trainer_runtime.checkpoint.copying import copy_checkpoint, remove_leftovers
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
-from trainer_runtime.checkpoint.inventory import read_inventory
+from trainer_runtime.checkpoint.keeping.archive import copy_fences
+from trainer_runtime.checkpoint.keeping.copying import copy_checkpoint, remove_leftovers
+from trainer_runtime.checkpoint.keeping.inventory import read_inventory
+from trainer_runtime.checkpoint.keeping.retention import ABANDONED_SECONDS
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.restore import open_checkpoint
-from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS
-from trainer_runtime.checkpoint.unchanged import LEAST_BYTES
+from trainer_runtime.checkpoint.staging.unchanged import LEAST_BYTES
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import CheckpointDamaged, CommitUndecided, SaveFailed, StoreUnavailable
@@ -135,7 +135,7 @@ def saved_with_frozen_base(store: PosixStore) -> CheckpointRecord:
 KILLED_COPIER = """
 import os, signal, sys
 from pathlib import Path
-from trainer_runtime.checkpoint.copying import copy_checkpoint
+from trainer_runtime.checkpoint.keeping.copying import copy_checkpoint
 from trainer_runtime.checkpoint.documents import find_reference
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.store.posix import PosixStore

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.checkpoint.world import WAIT_SECONDS
-from trainer_runtime.checkpoint.device import DeviceCopier, Pending, Transfer
-from trainer_runtime.checkpoint.plan import Planner, build_plan
-from trainer_runtime.checkpoint.stage import Filled, Stage
-from trainer_runtime.checkpoint.windows import in_windows
+from trainer_runtime.checkpoint.staging.device import DeviceCopier, Pending, Transfer
+from trainer_runtime.checkpoint.staging.plan import Planner, build_plan
+from trainer_runtime.checkpoint.staging.stage import Filled, Stage
+from trainer_runtime.checkpoint.staging.windows import in_windows
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.state.leaves import Kind, Leaf
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.checkpoint.world import RUN, attempt_on, only, shared, state, states
-from trainer_runtime.checkpoint import memory
-from trainer_runtime.checkpoint.inventory import read_inventory
+from trainer_runtime.checkpoint.keeping.inventory import read_inventory
+from trainer_runtime.checkpoint.staging import memory
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.codec import loads
 from trainer_runtime.contract.manifest import VerifiedMark, parse_manifest

@@ -12,7 +12,7 @@ import torch
 from tests.checkpoint.world import RUN, attempt_on, flip, only, shared, state, states
 from trainer_runtime.checkpoint.documents import Documents, read_documents
 from trainer_runtime.checkpoint.dtypes import DTYPES
-from trainer_runtime.checkpoint.export import INDEX, SINGLE, cut_into_shards, export_model
+from trainer_runtime.checkpoint.reading.export import INDEX, SINGLE, cut_into_shards, export_model
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.layout import StepName

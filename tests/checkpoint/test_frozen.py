@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from tests.checkpoint.world import RUN, WAIT_SECONDS, Attempt, attempt_on, directory_of, flip, only, point, reference_to, shared
-from trainer_runtime.checkpoint import plan
 from trainer_runtime.checkpoint.commit import About
 from trainer_runtime.checkpoint.documents import read_index
 from trainer_runtime.checkpoint.exchange import LocalExchange
 from trainer_runtime.checkpoint.job import Part, SaveJob, StagedFile
 from trainer_runtime.checkpoint.persist import Persister
-from trainer_runtime.checkpoint.restore import open_checkpoint
-from trainer_runtime.checkpoint.unchanged import LEAST_BYTES
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
+from trainer_runtime.checkpoint.staging import plan
+from trainer_runtime.checkpoint.staging.unchanged import LEAST_BYTES
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.errors import CheckpointDamaged

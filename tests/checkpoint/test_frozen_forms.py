@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.checkpoint.little import WINDOW
-from trainer_runtime.checkpoint.plan import Planner
+from trainer_runtime.checkpoint.staging.plan import Planner
 from trainer_runtime.state.leaves import Kind, Leaf
 
 FORMS = [

@@ -15,7 +15,7 @@ import pytest
 from tests.checkpoint import victim
 from tests.checkpoint.world import RUN, attempt_on, point
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
-from trainer_runtime.checkpoint.inventory import list_committed
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.store.posix import PosixStore
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.world import RUN, attempt_on, flip, point, state, states
-from trainer_runtime.checkpoint.copying import copy_checkpoint
 from trainer_runtime.checkpoint.job import StagedFile
-from trainer_runtime.checkpoint.local import LocalTier, find_excess
+from trainer_runtime.checkpoint.keeping.copying import copy_checkpoint
+from trainer_runtime.checkpoint.keeping.local import LocalTier, find_excess
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.restore import open_checkpoint
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.store.base import Store

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_runtime.checkpoint.memory import available_bytes, require_memory
+from trainer_runtime.checkpoint.staging.memory import available_bytes, require_memory
 from trainer_runtime.errors import SaveFailed
 
 MIB = 1024**2

@@ -37,11 +37,11 @@ from tests.checkpoint.world import (
     store_root,
 )
 from tests.checkpoint.wrongs import DAMAGES, LIVE_DIFFERENCES
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions, read_held
 from trainer_runtime.checkpoint.documents import read_documents
-from trainer_runtime.checkpoint.export import SINGLE, export_model
-from trainer_runtime.checkpoint.inventory import read_inventory
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.keeping.cleaning import delete_checkpoints, propose_deletions, read_held
+from trainer_runtime.checkpoint.keeping.inventory import read_inventory
+from trainer_runtime.checkpoint.reading.export import SINGLE, export_model
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.layout import StepName

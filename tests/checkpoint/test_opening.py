@@ -13,7 +13,7 @@ from trainer_runtime.channel.messages import Proceed
 from trainer_runtime.checkpoint.documents import is_verified
 from trainer_runtime.checkpoint.exchange import LocalExchange
 from trainer_runtime.checkpoint.fences import create_fence, read_fences
-from trainer_runtime.checkpoint.inventory import Inventory, find_newest_change, read_inventory
+from trainer_runtime.checkpoint.keeping.inventory import Inventory, find_newest_change, read_inventory
 from trainer_runtime.checkpoint.opening import find_start, open_run
 from trainer_runtime.contract.assignment import Assignment, ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord, Level

@@ -21,12 +21,12 @@ from tests.checkpoint.real import engine_on, save, saved
 from tests.checkpoint.world import RUN, WAIT_SECONDS, attempt_on, persister_of, state
 from tests.descriptors import LOW, low_ones_taken
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
-from trainer_runtime.checkpoint.inventory import list_committed
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
 from trainer_runtime.checkpoint.persister import exchange as exchanges
 from trainer_runtime.checkpoint.persister import link as links
 from trainer_runtime.checkpoint.persister.start import Handle
 from trainer_runtime.checkpoint.persister.wire import receive_frame
-from trainer_runtime.checkpoint.turns import Turns
+from trainer_runtime.checkpoint.staging.turns import Turns
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.errors import SaveFailed

@@ -13,8 +13,8 @@ from tests.checkpoint.world import shared
 from trainer_runtime.checkpoint.documents import find_index_fault
 from trainer_runtime.checkpoint.dtypes import DTYPES
 from trainer_runtime.checkpoint.image import PAGE_BYTES
-from trainer_runtime.checkpoint.pieces import SavePlan
-from trainer_runtime.checkpoint.plan import WHOLE_BYTES, Planner, build_plan
+from trainer_runtime.checkpoint.staging.pieces import SavePlan
+from trainer_runtime.checkpoint.staging.plan import WHOLE_BYTES, Planner, build_plan
 from trainer_runtime.contract.manifest import FileEntry, RankIndex
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.state.leaves import Kind, Leaf

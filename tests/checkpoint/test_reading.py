@@ -18,7 +18,7 @@ from tests.checkpoint.world import RUN
 from trainer_runtime.checkpoint.documents import Documents
 from trainer_runtime.checkpoint.dtypes import DTYPES
 from trainer_runtime.checkpoint.elements import ITEM_BYTES
-from trainer_runtime.checkpoint.reading import Reader
+from trainer_runtime.checkpoint.reading.chunks import Reader
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import Chunk, FileEntry, JobIdentity, Manifest, RankIndex, TensorEntry

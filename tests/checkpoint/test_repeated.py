@@ -14,7 +14,7 @@ from trainer_runtime.checkpoint.commit import About
 from trainer_runtime.checkpoint.job import SaveJob
 from trainer_runtime.checkpoint.persister.messages import Save, decode, encode
 from trainer_runtime.checkpoint.persister.repeated import Heard, Said
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.manifest import ObjectEntry
 from trainer_runtime.errors import SaveFailed

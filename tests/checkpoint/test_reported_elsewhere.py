@@ -26,9 +26,9 @@ from tests.checkpoint.world import (
     store_root,
 )
 from trainer_runtime.checkpoint.documents import read_documents
-from trainer_runtime.checkpoint.export import export_model
-from trainer_runtime.checkpoint.inventory import list_committed
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
+from trainer_runtime.checkpoint.reading.export import export_model
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.store.posix import PosixStore
 

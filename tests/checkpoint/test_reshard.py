@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.checkpoint.world import attempt_on, only, point
 from trainer_runtime.checkpoint.documents import find_index_fault, merge_tensors
-from trainer_runtime.checkpoint.filling import NotCovered, find_needs
 from trainer_runtime.checkpoint.fingerprint import MODULUS, of_block
-from trainer_runtime.checkpoint.plan import Planner, build_plan
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.reading.filling import NotCovered, find_needs
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
+from trainer_runtime.checkpoint.staging.plan import Planner, build_plan
 from trainer_runtime.contract.manifest import CHUNK_BYTES, FileEntry, RankIndex
 from trainer_runtime.errors import ConfigurationError
 from trainer_runtime.state.leaves import Kind, Leaf, Shard, Snapshot

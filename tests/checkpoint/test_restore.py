@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.world import attempt_on, directory_of, flip, only, point, shared, state, states
-from trainer_runtime.checkpoint import memory, plan
 from trainer_runtime.checkpoint.documents import find_index_fault, merge_tensors
 from trainer_runtime.checkpoint.dtypes import DTYPES
-from trainer_runtime.checkpoint.restore import open_checkpoint, parse_uri
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint, parse_uri
+from trainer_runtime.checkpoint.staging import memory, plan
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import CHUNK_BYTES, Chunk, FileEntry, RankIndex, TensorEntry

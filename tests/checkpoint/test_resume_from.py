@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoint.world import RUN, attempt_on, open_world, point, state
 from trainer_runtime.channel.messages import Proceed
 from trainer_runtime.checkpoint.fences import read_fences
-from trainer_runtime.checkpoint.inventory import read_inventory
+from trainer_runtime.checkpoint.keeping.inventory import read_inventory
 from trainer_runtime.contract.assignment import Assignment, ResumeMode, ResumePoint
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import Parent

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, find_abandoning, find_best, propose
+from trainer_runtime.checkpoint.keeping.retention import ABANDONED_SECONDS, Held, find_abandoning, find_best, propose
 from trainer_runtime.contract.assignment import Best, Goal, Keep, ResumePoint
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import Fence

@@ -16,11 +16,11 @@ from tests.checkpoint.world import RUN, attempt_on, open_world, point, state, st
 from tests.store import servers
 from tests.store.hostile import CLOSE, LOSE, Hostile, Trouble, hostile_s3
 from trainer_runtime.channel.messages import Proceed
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints, sweep
 from trainer_runtime.checkpoint.commit import About, commit
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
-from trainer_runtime.checkpoint.inventory import Inventory, list_committed, read_inventory
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.keeping.cleaning import delete_checkpoints, sweep
+from trainer_runtime.checkpoint.keeping.inventory import Inventory, list_committed, read_inventory
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord, Level

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.world import RUN
+from trainer_runtime.checkpoint.keeping.snapshots import keep_snapshots, name_snapshots, read_snapshots
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.snapshots import keep_snapshots, name_snapshots, read_snapshots
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import CheckpointDamaged, StoreUnavailable
 from trainer_runtime.state.attachments import Attachment, find_files, render_config

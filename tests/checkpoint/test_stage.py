@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.checkpoint.world import shared
-from trainer_runtime.checkpoint.plan import Planner
-from trainer_runtime.checkpoint.scatter import PARTS_PER_CALL, Scattered
-from trainer_runtime.checkpoint.stage import LEAST_RUN, SMALL_BYTES, Stage
+from trainer_runtime.checkpoint.staging.plan import Planner
+from trainer_runtime.checkpoint.staging.scatter import PARTS_PER_CALL, Scattered
+from trainer_runtime.checkpoint.staging.stage import LEAST_RUN, SMALL_BYTES, Stage
 from trainer_runtime.errors import ConfigurationError, SaveFailed
 from trainer_runtime.state.leaves import Leaf
 

@@ -13,11 +13,11 @@ from tests.checkpoint.moments import at_every_moment
 from tests.checkpoint.test_cleaning_moments import Stuck
 from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, point, state, store_root
 from tests.store import servers
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints, sweep
 from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.documents import find_reference, read_manifest
-from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS
-from trainer_runtime.checkpoint.snapshots import keep_snapshots, name_snapshots, paths_in, read_snapshots
+from trainer_runtime.checkpoint.keeping.cleaning import delete_checkpoints, sweep
+from trainer_runtime.checkpoint.keeping.retention import ABANDONED_SECONDS
+from trainer_runtime.checkpoint.keeping.snapshots import keep_snapshots, name_snapshots, paths_in, read_snapshots
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import dumps

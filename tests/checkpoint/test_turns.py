@@ -17,11 +17,11 @@ import torch
 
 from tests.checkpoint.little import KIB, weights
 from tests.checkpoint.world import WAIT_SECONDS, attempt_on, shared
-from trainer_runtime.checkpoint import memory, plan, turns
-from trainer_runtime.checkpoint.memory import ALONE, RESERVE_BYTES, Among
-from trainer_runtime.checkpoint.plan import Planner, build_plan
-from trainer_runtime.checkpoint.stage import Stage
-from trainer_runtime.checkpoint.turns import Turns
+from trainer_runtime.checkpoint.staging import memory, plan, turns
+from trainer_runtime.checkpoint.staging.memory import ALONE, RESERVE_BYTES, Among
+from trainer_runtime.checkpoint.staging.plan import Planner, build_plan
+from trainer_runtime.checkpoint.staging.stage import Stage
+from trainer_runtime.checkpoint.staging.turns import Turns
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.state.leaves import Leaf
 from trainer_runtime.store.posix import PosixStore
@@ -150,7 +150,7 @@ def test_what_is_there_is_divided_among_those_that_have_not_taken_theirs(tmp_pat
 
 def test_a_rank_that_was_killed_in_its_turn_is_not_waited_for_nor_counted(tmp_path: Path) -> None:
     code = (
-        "import signal, sys; from trainer_runtime.checkpoint.turns import Turns\n"
+        "import signal, sys; from trainer_runtime.checkpoint.staging.turns import Turns\n"
         "turns = Turns(2, sys.argv[1], 1)\n"
         "with turns.turn():\n    turns.mark_taken(); sys.stdout.write('taken'); sys.stdout.flush(); signal.pause()"
     )

@@ -27,7 +27,7 @@ from trainer_runtime.checkpoint.exchange import LocalExchange
 from trainer_runtime.checkpoint.job import Part, SaveJob, StagedFile
 from trainer_runtime.checkpoint.outcome import pack_error
 from trainer_runtime.checkpoint.persist import Persister
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.layout import MANIFEST
 from trainer_runtime.errors import CheckpointDamaged, CommitUndecided, RuntimeProblem, SaveFailed, StoreUnavailable

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.checkpoint.world import RUN, attempt_on, reference_to, state, store_root, writer
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints
 from trainer_runtime.checkpoint.documents import is_verified
+from trainer_runtime.checkpoint.keeping.cleaning import delete_checkpoints
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.verify import mark_verified
 from trainer_runtime.contract.layout import TRASH

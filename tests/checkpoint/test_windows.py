@@ -10,16 +10,16 @@ import torch
 
 from tests.checkpoint.little import KIB, WINDOW, Limit, Watching, nothing_is_left, restored, weights
 from tests.checkpoint.world import RUN, WAIT_SECONDS, assert_equal, attempt_on, only, point, reference_to, shared
-from trainer_runtime.checkpoint import memory, plan, windows
 from trainer_runtime.checkpoint.documents import is_verified
 from trainer_runtime.checkpoint.frozen import is_frozen
 from trainer_runtime.checkpoint.image import page_multiple
-from trainer_runtime.checkpoint.pieces import SavePlan
-from trainer_runtime.checkpoint.plan import Planner, build_plan
-from trainer_runtime.checkpoint.restore import open_checkpoint
-from trainer_runtime.checkpoint.stage import Stage
-from trainer_runtime.checkpoint.turns import Turns
-from trainer_runtime.checkpoint.windows import in_windows
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
+from trainer_runtime.checkpoint.staging import memory, plan, windows
+from trainer_runtime.checkpoint.staging.pieces import SavePlan
+from trainer_runtime.checkpoint.staging.plan import Planner, build_plan
+from trainer_runtime.checkpoint.staging.stage import Stage
+from trainer_runtime.checkpoint.staging.turns import Turns
+from trainer_runtime.checkpoint.staging.windows import in_windows
 from trainer_runtime.contract.beat import Level
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.state.leaves import Kind, Leaf, Snapshot

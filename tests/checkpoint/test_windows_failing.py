@@ -16,16 +16,17 @@ from tests.checkpoint import real
 from tests.checkpoint.little import KIB, WINDOW, Limit, Watching, nothing_is_left, staged_at_once, weights
 from tests.checkpoint.real import engine_on, save, saved
 from tests.checkpoint.world import RUN, WAIT_SECONDS, attempt_on
-from trainer_runtime.checkpoint import persist, plan
+from trainer_runtime.checkpoint import persist
 from trainer_runtime.checkpoint.commit import About
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
 from trainer_runtime.checkpoint.exchange import LocalExchange
-from trainer_runtime.checkpoint.inventory import list_committed
 from trainer_runtime.checkpoint.job import SaveJob
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
 from trainer_runtime.checkpoint.persister.exchange import RemoteExchange
 from trainer_runtime.checkpoint.persister.handover import Handover
 from trainer_runtime.checkpoint.persister.link import Link
 from trainer_runtime.checkpoint.persister.messages import Message, Written
+from trainer_runtime.checkpoint.staging import plan
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.store.posix import PosixStore

@@ -15,8 +15,8 @@ import torch
 
 from tests.checkpoint.world import RUN, attempt_on, open_world, state
 from trainer_runtime.checkpoint.documents import find_reference
-from trainer_runtime.checkpoint.inventory import list_committed
-from trainer_runtime.checkpoint.restore import open_checkpoint
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.state.leaves import Snapshot

@@ -15,12 +15,12 @@ import torch
 from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.engine import Engine, SaveResult
 from trainer_runtime.checkpoint.exchange import LocalExchange
+from trainer_runtime.checkpoint.keeping.snapshots import keep_snapshots, name_snapshots
 from trainer_runtime.checkpoint.opening import Hold, Opened, open_run
 from trainer_runtime.checkpoint.persister.joining import join
 from trainer_runtime.checkpoint.persister.messages import Hello
 from trainer_runtime.checkpoint.persister.server import Server
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.snapshots import keep_snapshots, name_snapshots
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.beat import CheckpointRecord

@@ -18,6 +18,9 @@ PLANTED = [
     pytest.param("trainer_runtime/contract/layout.py", "import trainer_runtime.errors", id="a contract that looks up"),
     pytest.param("trainer_runtime/run.py", "import kubernetes", id="a runtime that knows Kubernetes"),
     pytest.param("trainer_runtime/store/__init__.py", "import trainer_runtime.channel", id="siblings that see each other"),
+    pytest.param(
+        "trainer_runtime/checkpoint/staging/stage.py", "import trainer_runtime.checkpoint.reading", id="a stage that reads checkpoints"
+    ),
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.launch.harness import Launcher, is_running
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
-from trainer_runtime.checkpoint.inventory import list_committed
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.store.posix import PosixStore

@@ -14,7 +14,7 @@ from rtj_operator.manifests.s3 import FRESH, S3Reader, find_allowed
 from tests.manifests.run_in_bucket import NOW, RUN, RunInBucket, look_of
 from tests.store import servers
 from tests.store.hostile import CLOSE, Hostile, Trouble
-from trainer_runtime.checkpoint.inventory import read_inventory
+from trainer_runtime.checkpoint.keeping.inventory import read_inventory
 from trainer_runtime.contract.beat import Level
 
 

@@ -14,8 +14,8 @@ import pytest
 from tests.checkpoint.world import RUN, attempt_on, directory_of, flip, point, state, store_root, writer
 from tests.store import servers
 from tests.store.hostile import CLOSE, Trouble, hostile_s3
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions, read_held
-from trainer_runtime.checkpoint.inventory import list_committed, read_inventory
+from trainer_runtime.checkpoint.keeping.cleaning import delete_checkpoints, propose_deletions, read_held
+from trainer_runtime.checkpoint.keeping.inventory import list_committed, read_inventory
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import ArchiveLook, CheckpointRecord, Level, Tier
 from trainer_runtime.contract.layout import StepName

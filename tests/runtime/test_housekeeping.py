@@ -12,7 +12,7 @@ import pytest
 
 from tests.checkpoint.world import RUN, attempt_on, state, writer
 from trainer_runtime.channel.server import Server
-from trainer_runtime.checkpoint.inventory import list_committed
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
 from trainer_runtime.contract.assignment import Assignment, Keep
 from trainer_runtime.contract.beat import Level, RecordKey
 from trainer_runtime.contract.codec import dumps

@@ -14,15 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from trainer_runtime.checkpoint import agreement, replicas
+from trainer_runtime.checkpoint import agreement
 from trainer_runtime.checkpoint.commit import About, Writer
-from trainer_runtime.checkpoint.device import Pending
 from trainer_runtime.checkpoint.job import Part, SaveJob, StagedFile
 from trainer_runtime.checkpoint.names import find_owner, rank_prefix
-from trainer_runtime.checkpoint.pieces import SavePlan
-from trainer_runtime.checkpoint.plan import Planner
-from trainer_runtime.checkpoint.stage import Stage
-from trainer_runtime.checkpoint.turns import Turns
+from trainer_runtime.checkpoint.staging import replicas
+from trainer_runtime.checkpoint.staging.device import Pending
+from trainer_runtime.checkpoint.staging.pieces import SavePlan
+from trainer_runtime.checkpoint.staging.plan import Planner
+from trainer_runtime.checkpoint.staging.stage import Stage
+from trainer_runtime.checkpoint.staging.turns import Turns
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import ContractError, dumps, loads
 from trainer_runtime.contract.manifest import FollowedStep, ObjectEntry, Parent, SnapshotFile

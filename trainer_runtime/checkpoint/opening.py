@@ -17,10 +17,10 @@ from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
 from trainer_runtime.checkpoint.exchange import Exchange
 from trainer_runtime.checkpoint.fences import create_fence
-from trainer_runtime.checkpoint.inventory import Inventory, read_inventory
+from trainer_runtime.checkpoint.keeping.inventory import Inventory, read_inventory
 from trainer_runtime.checkpoint.outcome import pack_error, pack_value, unpack
+from trainer_runtime.checkpoint.reading.restore import locate, parse_uri
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.restore import locate, parse_uri
 from trainer_runtime.checkpoint.verify import mark_verified, verify_checkpoint
 from trainer_runtime.contract.assignment import ResumeMode, ResumePoint
 from trainer_runtime.contract.codec import from_jsonable, to_jsonable

@@ -20,7 +20,7 @@ from trainer_runtime.checkpoint.commit import Writer, commit
 from trainer_runtime.checkpoint.documents import find_reference, is_verified, read_index, read_manifest
 from trainer_runtime.checkpoint.exchange import SaveExchange
 from trainer_runtime.checkpoint.job import Part, SaveJob, StagedFile
-from trainer_runtime.checkpoint.local import LocalTier
+from trainer_runtime.checkpoint.keeping.local import LocalTier
 from trainer_runtime.checkpoint.outcome import is_error, pack_error, pack_value, unpack
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.checkpoint.verify import mark_verified, verify_files

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
-from trainer_runtime.checkpoint.archive import copy_fences, find_due, is_archived, is_due
 from trainer_runtime.checkpoint.commit import Writer
-from trainer_runtime.checkpoint.copying import copy_checkpoint, remove_leftovers
 from trainer_runtime.checkpoint.documents import is_still_there, read_manifest
 from trainer_runtime.checkpoint.fences import require_ownership
+from trainer_runtime.checkpoint.keeping.archive import copy_fences, find_due, is_archived, is_due
+from trainer_runtime.checkpoint.keeping.copying import copy_checkpoint, remove_leftovers
+from trainer_runtime.checkpoint.keeping.retention import Held
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.retention import Held
 from trainer_runtime.contract.beat import ArchiveLook, CheckpointRecord, Level, Tier
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.errors import CheckpointDamaged, RuntimeProblem, SaveFailed

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints, propose_deletions, read_held, sweep
 from trainer_runtime.checkpoint.commit import Writer
-from trainer_runtime.checkpoint.retention import Held
+from trainer_runtime.checkpoint.keeping.cleaning import delete_checkpoints, propose_deletions, read_held, sweep
+from trainer_runtime.checkpoint.keeping.retention import Held
 from trainer_runtime.contract.assignment import Keep, ResumePoint
 from trainer_runtime.contract.beat import Level, RecordKey
 from trainer_runtime.contract.layout import StepName

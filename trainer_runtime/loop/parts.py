@@ -11,10 +11,10 @@ import torch.distributed as dist
 from trainer_runtime.boundary import Agreement, AloneAgreement, GroupAgreement
 from trainer_runtime.checkpoint.engine import SAVE_DEADLINE_SECONDS, Engine
 from trainer_runtime.checkpoint.exchange import Exchange, LocalExchange
+from trainer_runtime.checkpoint.keeping.snapshots import name_snapshots, paths_in
 from trainer_runtime.checkpoint.persister.joining import join
 from trainer_runtime.checkpoint.persister.messages import Hello
-from trainer_runtime.checkpoint.plan import Planner
-from trainer_runtime.checkpoint.snapshots import name_snapshots, paths_in
+from trainer_runtime.checkpoint.staging.plan import Planner
 from trainer_runtime.checkpoint.tcp_store import connect
 from trainer_runtime.contract.allow import Allow
 from trainer_runtime.contract.beat import Phase

@@ -19,11 +19,11 @@ from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.documents import find_reference
 from trainer_runtime.checkpoint.dtypes import DTYPES
 from trainer_runtime.checkpoint.exchange import Exchange
-from trainer_runtime.checkpoint.inventory import Inventory, find_newest_change, read_inventory
+from trainer_runtime.checkpoint.keeping.inventory import Inventory, find_newest_change, read_inventory
+from trainer_runtime.checkpoint.keeping.snapshots import keep_snapshots
 from trainer_runtime.checkpoint.opening import Hold, Opened, find_start, open_run
 from trainer_runtime.checkpoint.outcome import pack_error, pack_value, unpack
-from trainer_runtime.checkpoint.restore import Checkpoint, open_checkpoint, parse_uri
-from trainer_runtime.checkpoint.snapshots import keep_snapshots
+from trainer_runtime.checkpoint.reading.restore import Checkpoint, open_checkpoint, parse_uri
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.contract.allow import Allow
 from trainer_runtime.contract.assignment import ResumeMode, ResumePoint

@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 from tests.checkpoint.world import RUN, attempt_on, directory_of, flip, point, state
-from trainer_runtime.checkpoint.inventory import list_committed
+from trainer_runtime.checkpoint.keeping.inventory import list_committed
 from trainer_runtime.cli.checkpoints.main import main
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.exit_report import ExitCode

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.world import RUN, attempt_on, directory_of, flip, state, store_root, writer
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints
+from trainer_runtime.checkpoint.keeping.cleaning import delete_checkpoints
 from trainer_runtime.cli.checkpoints import diff, export, show, verify
 from trainer_runtime.cli.checkpoints.choice import DeletedMeanwhile, Place
 from trainer_runtime.contract.exit_report import ExitCode

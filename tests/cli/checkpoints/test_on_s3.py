@@ -14,10 +14,10 @@ from tests.checkpoint.test_copying import saved_with_frozen_base
 from tests.checkpoint.world import RUN, attempt_on, state, states
 from tests.store import servers
 from tests.store.hostile import hostile_s3
-from trainer_runtime.checkpoint.copying import copy_checkpoint
 from trainer_runtime.checkpoint.documents import is_verified
+from trainer_runtime.checkpoint.keeping.copying import copy_checkpoint
+from trainer_runtime.checkpoint.reading.restore import open_checkpoint
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.restore import open_checkpoint
 from trainer_runtime.checkpoint.verify import verify_checkpoint
 from trainer_runtime.cli.checkpoints.main import main
 from trainer_runtime.contract.beat import CheckpointRecord

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trainer_runtime.checkpoint.comparing import Comparison
+from trainer_runtime.checkpoint.reading.comparing import Comparison
 from trainer_runtime.cli.doctor.diagnosis import Evidence, Seen, diagnose
 from trainer_runtime.contract.manifest import FollowedStep
 

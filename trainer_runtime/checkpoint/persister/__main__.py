@@ -16,7 +16,7 @@ from typing import Final
 
 from trainer_runtime.checkpoint.persister.messages import Hello
 from trainer_runtime.checkpoint.persister.server import Server
-from trainer_runtime.checkpoint.turns import MARK_PREFIX
+from trainer_runtime.checkpoint.staging.turns import MARK_PREFIX
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import dumps
 from trainer_runtime.store.open import open_store

@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from trainer_runtime.checkpoint.arena import Arena
 from trainer_runtime.checkpoint.image import page_multiple
 from trainer_runtime.checkpoint.job import SaveJob, StagedFile
 from trainer_runtime.checkpoint.persister.messages import Message, Written
+from trainer_runtime.checkpoint.staging.arena import Arena
 from trainer_runtime.errors import SaveFailed
 
 

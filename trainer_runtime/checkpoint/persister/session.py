@@ -12,10 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from trainer_runtime.checkpoint.arena import Arena
 from trainer_runtime.checkpoint.exchange import LocalExchange, SaveExchange
 from trainer_runtime.checkpoint.job import Part
-from trainer_runtime.checkpoint.local import LocalTier
+from trainer_runtime.checkpoint.keeping.local import LocalTier
 from trainer_runtime.checkpoint.outcome import pack_error
 from trainer_runtime.checkpoint.persist import Persister
 from trainer_runtime.checkpoint.persister.exchange import ExchangeServer, RemoteExchange
@@ -35,6 +34,7 @@ from trainer_runtime.checkpoint.persister.messages import (
 )
 from trainer_runtime.checkpoint.persister.repeated import Heard
 from trainer_runtime.checkpoint.persister.wire import Closed, limit_waits, peer_of, receive_frame, send_frame
+from trainer_runtime.checkpoint.staging.arena import Arena
 from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.contract.beat import CheckpointRecord
 from trainer_runtime.contract.codec import ContractError

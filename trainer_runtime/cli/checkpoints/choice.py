@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from trainer_runtime.checkpoint.documents import is_still_there
-from trainer_runtime.checkpoint.inventory import Committed, read_committed
+from trainer_runtime.checkpoint.keeping.inventory import Committed, read_committed
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.assignment import S3Settings
 from trainer_runtime.contract.beat import Level

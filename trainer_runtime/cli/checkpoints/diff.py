@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from trainer_runtime.checkpoint.comparing import Side, compare
 from trainer_runtime.checkpoint.documents import read_documents
+from trainer_runtime.checkpoint.reading.comparing import Side, compare
 from trainer_runtime.cli.checkpoints.choice import Chosen, Place, reading, short_name
 
 SHOWN: Final = 30

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer_runtime.checkpoint.documents import read_documents
 from trainer_runtime.checkpoint.elements import ITEM_BYTES
-from trainer_runtime.checkpoint.export import MODEL, export_model
+from trainer_runtime.checkpoint.reading.export import MODEL, export_model
 from trainer_runtime.cli.checkpoints import wording
 from trainer_runtime.cli.checkpoints.choice import Chosen, Place, reading, short_name
 

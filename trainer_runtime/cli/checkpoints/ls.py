@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from trainer_runtime.checkpoint.fences import find_highest
-from trainer_runtime.checkpoint.inventory import Committed, read_committed
+from trainer_runtime.checkpoint.keeping.inventory import Committed, read_committed
 from trainer_runtime.cli.checkpoints import wording
 from trainer_runtime.cli.checkpoints.choice import Place
 from trainer_runtime.contract.beat import Tier

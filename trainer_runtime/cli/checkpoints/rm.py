@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from trainer_runtime.checkpoint.cleaning import delete_checkpoints, find_sources
 from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.fences import find_highest
-from trainer_runtime.checkpoint.inventory import Committed, find_newest_change
+from trainer_runtime.checkpoint.keeping.cleaning import delete_checkpoints, find_sources
+from trainer_runtime.checkpoint.keeping.inventory import Committed, find_newest_change
 from trainer_runtime.cli.checkpoints import wording
 from trainer_runtime.cli.checkpoints.choice import Place, choose, short_name
 from trainer_runtime.contract.beat import Level

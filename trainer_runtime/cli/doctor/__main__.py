@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_runtime.checkpoint.comparing import Comparison, Side, compare
 from trainer_runtime.checkpoint.documents import read_documents
-from trainer_runtime.checkpoint.inventory import Committed
+from trainer_runtime.checkpoint.keeping.inventory import Committed
+from trainer_runtime.checkpoint.reading.comparing import Comparison, Side, compare
 from trainer_runtime.cli.checkpoints.choice import Place, open_place, short_name
 from trainer_runtime.cli.doctor.diagnosis import Evidence, diagnose
 from trainer_runtime.cli.doctor.launching import Script, find_last, read_notes

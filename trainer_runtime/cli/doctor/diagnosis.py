@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from trainer_runtime.checkpoint.comparing import Comparison
+from trainer_runtime.checkpoint.reading.comparing import Comparison
 from trainer_runtime.contract.manifest import FollowedStep
 
 SHOWN: Final = 5

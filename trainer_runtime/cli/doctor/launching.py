@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainer_runtime.checkpoint.inventory import Committed, read_committed
+from trainer_runtime.checkpoint.keeping.inventory import Committed, read_committed
 from trainer_runtime.cli.doctor.diagnosis import Launch, Seen
 from trainer_runtime.contract import environment
 from trainer_runtime.contract.beat import Level

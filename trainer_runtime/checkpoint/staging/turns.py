@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from trainer_runtime.checkpoint.memory import ALONE, Among
+from trainer_runtime.checkpoint.staging.memory import ALONE, Among
 from trainer_runtime.errors import SaveFailed
 
 TURN_SECONDS: Final = 300.0

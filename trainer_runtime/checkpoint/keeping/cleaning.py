@@ -18,9 +18,9 @@ from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.documents import find_reference, read_documents
 from trainer_runtime.checkpoint.fences import read_fences, require_ownership
 from trainer_runtime.checkpoint.frozen import named_in
-from trainer_runtime.checkpoint.inventory import read_committed
-from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS, Held, find_abandoning, propose
-from trainer_runtime.checkpoint.snapshots import paths_in
+from trainer_runtime.checkpoint.keeping.inventory import read_committed
+from trainer_runtime.checkpoint.keeping.retention import ABANDONED_SECONDS, Held, find_abandoning, propose
+from trainer_runtime.checkpoint.keeping.snapshots import paths_in
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import Level
 from trainer_runtime.contract.layout import FROZEN, MANIFEST, SNAPSHOTS, STEPS, TMP, TRASH, StepName, fence_path, is_run_name, step_path

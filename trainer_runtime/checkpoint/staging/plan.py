@@ -21,10 +21,10 @@ from trainer_runtime.checkpoint.elements import ITEM_BYTES
 from trainer_runtime.checkpoint.frozen import is_frozen
 from trainer_runtime.checkpoint.image import Placed, header_bytes, page_multiple
 from trainer_runtime.checkpoint.names import find_owner, rank_prefix
-from trainer_runtime.checkpoint.pieces import FilePlan, Piece, SavePlan
-from trainer_runtime.checkpoint.replicas import replicas_of
-from trainer_runtime.checkpoint.unchanged import Unchanged
-from trainer_runtime.checkpoint.windows import FILES_PER_WINDOW, LEAST_WINDOW_BYTES, in_windows, largest_image
+from trainer_runtime.checkpoint.staging.pieces import FilePlan, Piece, SavePlan
+from trainer_runtime.checkpoint.staging.replicas import replicas_of
+from trainer_runtime.checkpoint.staging.unchanged import Unchanged
+from trainer_runtime.checkpoint.staging.windows import FILES_PER_WINDOW, LEAST_WINDOW_BYTES, in_windows, largest_image
 from trainer_runtime.contract.layout import data_path
 from trainer_runtime.contract.manifest import Chunk, FileEntry, TensorEntry
 from trainer_runtime.errors import ConfigurationError

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainer_runtime.checkpoint.image import page_multiple
-from trainer_runtime.checkpoint.pieces import FilePlan, SavePlan
+from trainer_runtime.checkpoint.staging.pieces import FilePlan, SavePlan
 
 LEAST_WINDOW_BYTES: Final = 64 * 1024 * 1024
 """A smaller window is not worth having: what each costs besides its bytes (syncing its files and their directory, a word to the persister

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from trainer_runtime.checkpoint.arena import Arena
+from trainer_runtime.checkpoint.staging.arena import Arena
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.state.leaves import Kind, Leaf
 

@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainer_runtime.checkpoint.arena import Arena, take_memory, touch_arena
-from trainer_runtime.checkpoint.device import DeviceCopier, Pending, Transfer
 from trainer_runtime.checkpoint.dtypes import DTYPES
 from trainer_runtime.checkpoint.image import page_multiple
-from trainer_runtime.checkpoint.memory import fits_memory, mib, require_memory, require_share
-from trainer_runtime.checkpoint.pieces import FilePlan, Piece, SavePlan
-from trainer_runtime.checkpoint.scatter import Scattered
-from trainer_runtime.checkpoint.turns import Turns
+from trainer_runtime.checkpoint.staging.arena import Arena, take_memory, touch_arena
+from trainer_runtime.checkpoint.staging.device import DeviceCopier, Pending, Transfer
+from trainer_runtime.checkpoint.staging.memory import fits_memory, mib, require_memory, require_share
+from trainer_runtime.checkpoint.staging.pieces import FilePlan, Piece, SavePlan
+from trainer_runtime.checkpoint.staging.scatter import Scattered
+from trainer_runtime.checkpoint.staging.turns import Turns
 from trainer_runtime.errors import ConfigurationError, SaveFailed
 from trainer_runtime.state.leaves import Leaf
 

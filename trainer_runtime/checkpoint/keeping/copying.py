@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from trainer_runtime.checkpoint.documents import Documents, find_reference, is_still_there, is_verified, read_documents
 from trainer_runtime.checkpoint.frozen import is_frozen, put
+from trainer_runtime.checkpoint.keeping.retention import ABANDONED_SECONDS
+from trainer_runtime.checkpoint.keeping.snapshots import read_snapshots
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.retention import ABANDONED_SECONDS
-from trainer_runtime.checkpoint.snapshots import read_snapshots
 from trainer_runtime.checkpoint.verify import mark_verified, read_chunk, verify_files
 from trainer_runtime.contract.layout import MANIFEST, TMP, rank_index_path, staging_path, step_path
 from trainer_runtime.contract.manifest import FileEntry, SnapshotFile, digest

@@ -6,7 +6,7 @@ A copy that failed, or was cut off by the end of an attempt, is simply found mis
 from __future__ import annotations
 
 from trainer_runtime.checkpoint.documents import find_reference, is_verified
-from trainer_runtime.checkpoint.inventory import read_committed
+from trainer_runtime.checkpoint.keeping.inventory import read_committed
 from trainer_runtime.checkpoint.reference import Reference
 from trainer_runtime.contract.beat import Level
 from trainer_runtime.contract.layout import FENCES, StepName

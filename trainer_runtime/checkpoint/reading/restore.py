@@ -19,15 +19,15 @@ import torch
 from trainer_runtime.checkpoint import agreement
 from trainer_runtime.checkpoint.documents import Documents
 from trainer_runtime.checkpoint.dtypes import word_for
-from trainer_runtime.checkpoint.filling import FileNeeds, NotCovered, find_needs
 from trainer_runtime.checkpoint.fingerprint import MODULUS, of_block, totals
 from trainer_runtime.checkpoint.frozen import named_in
+from trainer_runtime.checkpoint.keeping.tiers import Opener, Tiers
 from trainer_runtime.checkpoint.lanes import IO_LANES
-from trainer_runtime.checkpoint.memory import Among, fits_memory
 from trainer_runtime.checkpoint.names import find_owner, rank_prefix
-from trainer_runtime.checkpoint.plan import build_plan
+from trainer_runtime.checkpoint.reading.filling import FileNeeds, NotCovered, find_needs
 from trainer_runtime.checkpoint.reference import Reference
-from trainer_runtime.checkpoint.tiers import Opener, Tiers
+from trainer_runtime.checkpoint.staging.memory import Among, fits_memory
+from trainer_runtime.checkpoint.staging.plan import build_plan
 from trainer_runtime.contract.assignment import ResumePoint
 from trainer_runtime.contract.codec import ContractError
 from trainer_runtime.contract.layout import MANIFEST, StepName

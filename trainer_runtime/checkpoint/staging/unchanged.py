@@ -19,7 +19,7 @@ import xxhash
 from trainer_runtime.checkpoint.elements import ITEM_BYTES
 from trainer_runtime.checkpoint.frozen import frozen_path
 from trainer_runtime.checkpoint.identity import identify
-from trainer_runtime.checkpoint.pieces import FilePlan, Piece
+from trainer_runtime.checkpoint.staging.pieces import FilePlan, Piece
 from trainer_runtime.contract.manifest import CHUNK_BYTES, FileEntry
 from trainer_runtime.errors import CheckpointDamaged
 from trainer_runtime.state.leaves import Leaf

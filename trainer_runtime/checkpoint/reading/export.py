@@ -18,8 +18,8 @@ from typing import Final
 from trainer_runtime.checkpoint.documents import Documents
 from trainer_runtime.checkpoint.elements import ITEM_BYTES
 from trainer_runtime.checkpoint.image import Placed, header_bytes
-from trainer_runtime.checkpoint.reading import Reader
-from trainer_runtime.checkpoint.snapshots import read_snapshots
+from trainer_runtime.checkpoint.keeping.snapshots import read_snapshots
+from trainer_runtime.checkpoint.reading.chunks import Reader
 from trainer_runtime.contract.layout import MANIFEST
 from trainer_runtime.contract.manifest import TensorEntry
 from trainer_runtime.errors import ConfigurationError, StoreUnavailable

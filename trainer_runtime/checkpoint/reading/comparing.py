@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer_runtime.checkpoint.documents import Documents
-from trainer_runtime.checkpoint.reading import Reader
+from trainer_runtime.checkpoint.reading.chunks import Reader
 from trainer_runtime.contract.manifest import Chunk, TensorEntry
 from trainer_runtime.store.base import Store
 

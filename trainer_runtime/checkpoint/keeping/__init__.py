@@ -1,0 +1,1 @@
+"""Which checkpoints there are, where copies of them lie, and which of them go."""

@@ -1,0 +1,1 @@
+"""From a checkpoint back to tensors: reading and proving what is needed, filling live tensors, comparing and exporting."""
