@@ -23,7 +23,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-STARTS_TRAINING = ("tests/adapters", "tests/launch", "tests/runtime")
+STARTS_TRAINING = ("tests/adapters", "tests/runtime")
 """Folders whose tests mostly wait for processes to import torch: half of the unit tier's time, and mostly one core's."""
 
 _UNIT = ["-m", "not api and not e2e"]
