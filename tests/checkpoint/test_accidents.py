@@ -29,12 +29,13 @@ from tests.checkpoint.wrongs import DAMAGES, grow
 from trainer_runtime.checkpoint import persist
 from trainer_runtime.checkpoint.keeping.cleaning import propose_deletions, read_held
 from trainer_runtime.checkpoint.keeping.inventory import read_inventory
+from trainer_runtime.checkpoint.staging.unchanged import LEAST_BYTES
 from trainer_runtime.contract.assignment import Keep
 from trainer_runtime.contract.beat import CheckpointRecord, Level
 from trainer_runtime.contract.layout import StepName
 from trainer_runtime.contract.manifest import digest
 from trainer_runtime.errors import CheckpointDamaged, ConfigurationError, Fenced, Refused, StoreUnavailable
-from trainer_runtime.state.leaves import Snapshot
+from trainer_runtime.state.leaves import Kind, Leaf, Snapshot
 from trainer_runtime.store.posix import PosixStore
 
 
@@ -174,6 +175,24 @@ def test_bytes_that_change_between_commit_and_verify_fail_the_save(store: PosixS
     assert MODEL_FILE in str(result.error)
     assert [record.level for record in attempt.records[0]] == [Level.COMMITTED]
     assert not store.exists(f"{RUN}/steps/0000000001-00000001/verified.json")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["trained", "frozen"])
+def test_a_tensor_whose_memory_was_freed_is_refused_by_name_whoever_looks_at_it_first(
+    store: PosixStore, ranks: int, is_frozen: bool
+) -> None:
+    gone = torch.ones(LEAST_BYTES)
+    states = [only(Leaf("model/gone", gone, Kind.MODEL, True, frozen_version=gone._version if is_frozen else None))] * ranks
+    with attempt_on(store, ranks=ranks) as attempt:
+        attempt.saved(1, states)
+        gone.untyped_storage().resize_(0)
+        for engine in attempt.engines:
+            with pytest.raises(ConfigurationError, match="model/gone: its memory was freed"):
+                engine.stage(states[0], step=2, epoch=0, samples=0, strict={})
+        gone.untyped_storage().resize_(gone.nbytes)
+        gone.fill_(3.0)
+        attempt.saved(3, states)
 
 
 def test_a_half_filled_stage_is_never_written(store: PosixStore) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from trainer_runtime.state import rng
+from trainer_runtime.state.raw import bytes_of
 
 
 class Notes:
@@ -64,7 +65,7 @@ def _parts(value: Any) -> Iterator[bytes]:
         value = value.detach().cpu()
         yield f"{value.dtype}{tuple(value.shape)}".encode()
         if value.layout is torch.strided:
-            yield value.contiguous().flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b""
+            yield bytes_of(value.contiguous().flatten().view(torch.uint8)).tobytes()
     elif isinstance(value, np.ndarray):
         yield f"{value.dtype}{value.shape}".encode() + value.tobytes()
     elif isinstance(value, Mapping):

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trainer_runtime.errors import ConfigurationError
+
 
 class Kind(str, Enum):
     """Which data file a leaf goes to."""
@@ -60,6 +62,13 @@ class Leaf(NamedTuple):
     def global_shape(self) -> tuple[int, ...]:
         """Shape of the whole tensor."""
         return tuple(self.tensor.shape) if self.shard is None else self.shard.global_shape
+
+
+def refuse_freed(leaf: Leaf) -> None:
+    """Raise ConfigurationError, naming the leaf, when its memory was freed: sharding libraries do that to a parameter behind its back, and
+    reading it would end the process without an error."""
+    if leaf.tensor.untyped_storage().nbytes() == 0 < leaf.tensor.nbytes:
+        raise ConfigurationError(f"{leaf.name}: its memory was freed, so there is nothing to save")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from trainer_runtime.checkpoint.elements import ITEM_BYTES
 from trainer_runtime.contract.manifest import Chunk, FileEntry, TensorEntry
 from trainer_runtime.state.leaves import Leaf
+from trainer_runtime.state.raw import bytes_of
 
 Box = tuple[tuple[int, int], ...]
 """(first index, length) along each axis."""
@@ -50,7 +51,7 @@ class Need:
         """Return the live memory that the file's bytes ``begin`` to ``end`` are to fill as they are; None when they are not to lie so."""
         if self._bytes is None or begin < self.begin or end > self.end:
             return None
-        return self._bytes[begin - self.begin : end - self.begin].numpy().data
+        return bytes_of(self._bytes[begin - self.begin : end - self.begin])
 
     def take(self, block: torch.Tensor, at: int) -> None:
         """Copy what is needed of ``block``, whose bytes lie at ``at`` in the file. Nothing is cast."""

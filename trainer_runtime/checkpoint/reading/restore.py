@@ -35,6 +35,7 @@ from trainer_runtime.contract.manifest import FileEntry, Manifest, TensorEntry
 from trainer_runtime.contract.place import split_checkpoint
 from trainer_runtime.errors import ConfigurationError, Refused
 from trainer_runtime.state.leaves import Leaf
+from trainer_runtime.state.raw import bytes_of
 from trainer_runtime.state.tree import decode
 from trainer_runtime.store.base import Store
 from trainer_runtime.store.buffers import make_buffer
@@ -145,7 +146,7 @@ class Checkpoint:
             for piece in file.pieces:
                 tensor = shared[piece.leaf].tensor
                 rows = tensor if piece.is_whole else tensor.narrow(0, piece.first_row, piece.rows)
-                data = rows.detach().reshape(-1).view(torch.uint8).cpu().numpy().data
+                data = bytes_of(rows.detach().reshape(-1).view(torch.uint8).cpu())
                 sums[piece.name] = (sums[piece.name] + of_block(piece.dtype, piece.place, piece.shape, data)) % MODULUS
         return sums
 

@@ -15,7 +15,8 @@ from typing import Final
 import torch
 import xxhash
 
-from trainer_runtime.state.leaves import Leaf
+from trainer_runtime.state.leaves import Leaf, refuse_freed
+from trainer_runtime.state.raw import bytes_of
 
 LEAST_WINDOW_BYTES: Final = 1024 * 1024
 _SHARE: Final = 16
@@ -25,7 +26,8 @@ _GOLDEN: Final = (math.sqrt(5) - 1) / 2
 
 
 def digests(leaves: Sequence[Leaf], world_size: int, step: int) -> dict[str, str]:
-    """Return this rank's digest for each set of replicas that it belongs to, by the ranks of the set (``0,1,2``)."""
+    """Return this rank's digest for each set of replicas that it belongs to, by the ranks of the set (``0,1,2``). Raises ConfigurationError
+    for a leaf whose memory was freed."""
     groups: dict[tuple[int, ...], list[Leaf]] = {}
     if world_size == 1:
         return {}
@@ -53,7 +55,8 @@ def _digest(leaves: Sequence[Leaf], replicas: int, step: int) -> str:
         for leaf in leaves:
             low, high = max(first - start, 0), min(last - start, leaf.tensor.nbytes)
             if low < high:
+                refuse_freed(leaf)
                 data = leaf.tensor.detach().reshape(-1).view(torch.uint8)
-                hasher.update(data[low:high].cpu().numpy().data)
+                hasher.update(bytes_of(data[low:high].cpu()))
             start += leaf.tensor.nbytes
     return hasher.hexdigest()

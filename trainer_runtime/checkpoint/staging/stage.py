@@ -27,8 +27,8 @@ from trainer_runtime.checkpoint.staging.memory import fits_memory, mib, require_
 from trainer_runtime.checkpoint.staging.pieces import FilePlan, Piece, SavePlan
 from trainer_runtime.checkpoint.staging.scatter import Scattered
 from trainer_runtime.checkpoint.staging.turns import Turns
-from trainer_runtime.errors import ConfigurationError, SaveFailed
-from trainer_runtime.state.leaves import Leaf
+from trainer_runtime.errors import SaveFailed
+from trainer_runtime.state.leaves import Leaf, refuse_freed
 
 GENERATIONS: Final = 2
 PURPOSE: Final = "staging a checkpoint"
@@ -165,7 +165,8 @@ class Stage:
         with torch.no_grad():
             if self._addresses is None or not np.array_equal(addresses, self._addresses):
                 self._addresses = None
-                self._refuse_freed(leaves)
+                for leaf in self._with_bytes:
+                    refuse_freed(leaves[leaf])
                 self._scattered = [[_addresses_of(run, tensors) for run in each.runs] for each in self._windows]
                 self._addresses = addresses
             for run, scattered in zip(now.runs, self._scattered[window], strict=True):
@@ -237,12 +238,6 @@ class Stage:
         if text != self._said:
             log.warning(text)
         self._said = text
-
-    def _refuse_freed(self, leaves: Sequence[Leaf]) -> None:
-        # sharding libraries free a parameter's memory behind its back, and copying from it ends the process without an error
-        for index in self._with_bytes:
-            if leaves[index].tensor.untyped_storage().nbytes() == 0:
-                raise ConfigurationError(f"{leaves[index].name}: its memory was freed, so there is nothing to save")
 
 
 def _write_headers(files: Sequence[FilePlan], view: memoryview) -> None:

@@ -22,7 +22,8 @@ from trainer_runtime.checkpoint.identity import identify
 from trainer_runtime.checkpoint.staging.pieces import FilePlan, Piece
 from trainer_runtime.contract.manifest import CHUNK_BYTES, FileEntry
 from trainer_runtime.errors import CheckpointDamaged
-from trainer_runtime.state.leaves import Leaf
+from trainer_runtime.state.leaves import Leaf, refuse_freed
+from trainer_runtime.state.raw import bytes_of
 
 LEAST_BYTES: Final = 64 * 1024
 """A tensor smaller than this is written every time: that costs less than looking at it."""
@@ -62,7 +63,8 @@ class Unchanged:
         self._looks = 0
 
     def look(self, leaves: Sequence[Leaf]) -> tuple[frozenset[str], frozenset[str]]:
-        """Look at every frozen leaf again. Returns what a plan depends on: the names of those that changed, and what is stored."""
+        """Look at every frozen leaf again. Returns what a plan depends on: the names of those that changed, and what is stored. Raises
+        ConfigurationError for one whose memory was freed."""
         self._looks += 1
         for leaf in [leaf for leaf in leaves if leaf.frozen_version is not None]:
             if self.is_frozen(leaf):
@@ -124,10 +126,11 @@ def _mark_of(leaf: Leaf) -> _Mark | None:
     """Return what the leaf looks like now, or None for one whose bytes cannot be looked at where they lie."""
     if leaf.frozen_version is None or not leaf.tensor.is_contiguous():
         return None
-    data = _bytes_of(leaf.tensor)
+    refuse_freed(leaf)
+    data = _flat(leaf.tensor)
     starts = [number * (len(data) - _SAMPLE_BYTES) // (_SAMPLES - 1) for number in range(_SAMPLES)]
     sample = torch.cat([data[start : start + _SAMPLE_BYTES] for start in starts])
-    return _Mark(leaf.frozen_version, leaf.tensor.data_ptr(), xxhash.xxh3_128_hexdigest(sample.cpu().numpy().data))
+    return _Mark(leaf.frozen_version, leaf.tensor.data_ptr(), xxhash.xxh3_128_hexdigest(bytes_of(sample.cpu())))
 
 
 def _identify(file: FilePlan, leaves: Sequence[Leaf]) -> FileEntry:
@@ -153,8 +156,8 @@ def _image(file: FilePlan, leaves: Sequence[Leaf], begin: int, end: int) -> Iter
             tensor = leaves[piece.leaf].tensor
             rows = tensor if piece.is_whole else tensor.narrow(0, piece.first_row, piece.rows)
             at = header + piece.begin
-            yield _bytes_of(rows)[first - at : last - at].cpu().numpy().data
+            yield bytes_of(_flat(rows)[first - at : last - at].cpu())
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
