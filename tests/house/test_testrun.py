@@ -9,17 +9,20 @@ import pytest
 
 from e2e import testrun
 
-TESTS = """
+SKIPPED = """
 import pytest
+
+def test_skipped():
+    pytest.skip("a sample that only the runner under test collects: it must count a skipped test, and not let the run end well")
+"""
+TESTS = f"""
+{SKIPPED}
 
 def test_good():
     pass
 
 def test_bad():
-    assert {"a": 1} == {"a": 2}
-
-def test_skipped():
-    pytest.skip("this file is written for a run of its own, which must not end well for it")
+    assert {{"a": 1}} == {{"a": 2}}
 
 @pytest.fixture
 def broken():
@@ -63,7 +66,7 @@ def test_a_run_in_which_all_tests_pass_ends_well(folder: Path) -> None:
 
 
 def test_a_run_that_skips_or_holds_no_test_does_not(folder: Path) -> None:
-    (folder / "test_some.py").write_text("import pytest\n\ndef test_skipped():\n    pytest.skip('a run that skips must not end well')\n")
+    (folder / "test_some.py").write_text(SKIPPED)
     assert testrun.main() == 1
     (folder / "test_some.py").write_text("")
     assert testrun.main() == 1
