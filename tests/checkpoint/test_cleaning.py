@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, only, open_world, point, shared, state
+from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, only, open_world, point, shared, state, take_back
 from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.documents import find_reference
 from trainer_runtime.checkpoint.keeping.cleaning import (
@@ -205,13 +205,7 @@ def test_what_is_taken_back_as_the_docs_say_stays_whatever_sweeps_come_in_betwee
     sweep(store, RUN, writer, now=deleted_at)
     (frozen,), (grave,) = (run / "trash").glob("frozen-*/frozen/*"), (run / "trash").glob(f"{name}-*")
 
-    frozen.touch()
-    for source, to in [
-        (frozen, run / "frozen" / frozen.name),
-        (grave / "manifest.json", grave / "checkpoint" / "manifest.json"),
-        (grave / "checkpoint", run / "steps" / str(name)),
-    ]:
-        source.rename(to)
+    for _each in take_back(run, name, grave, frozen):
         sweep(store, RUN, writer, now=deleted_at)
     verify_checkpoint(store, reference_at(store, name))
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoint.moments import at_every_moment
 from tests.checkpoint.test_cleaning_moments import Stuck
-from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, point, state, store_root
+from tests.checkpoint.world import RUN, Attempt, attempt_on, directory_of, point, state, store_root, take_back
 from tests.store import servers
 from trainer_runtime.checkpoint.commit import Writer
 from trainer_runtime.checkpoint.documents import find_reference, read_manifest
@@ -183,12 +183,6 @@ def test_what_is_taken_back_with_its_checkpoint_as_the_docs_say_stays(store: Pos
     (snapshot,), (grave,) = (run / "trash").glob("snapshots-*/snapshots/*"), (run / "trash").glob(f"{name}-*")
     assert kept(store) == {path_of(2)}
 
-    snapshot.touch()
-    for source, to in [
-        (snapshot, run / "snapshots" / snapshot.name),
-        (grave / "manifest.json", grave / "checkpoint" / "manifest.json"),
-        (grave / "checkpoint", run / "steps" / str(name)),
-    ]:
-        source.rename(to)
+    for _each in take_back(run, name, grave, snapshot):
         sweep(store, RUN, writer, now, started_with=mine)
     assert_read_whole(store, name)

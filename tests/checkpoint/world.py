@@ -206,6 +206,18 @@ def store_root(store: PosixStore) -> Path:
     return Path(store.uri.removeprefix("file://"))
 
 
+def take_back(run: Path, name: StepName, grave: Path, file: Path) -> Iterator[Path]:
+    """Take back a deleted checkpoint, and first the ``file`` of frozen/ or snapshots/ that went too, as docs/storage.md says. Yields after
+    each move."""
+    file.touch()
+    for source, to in [
+        (file, run / file.parent.name / file.name),
+        (grave / "manifest.json", grave / "checkpoint" / "manifest.json"),
+        (grave / "checkpoint", run / "steps" / str(name)),
+    ]:
+        yield source.rename(to)
+
+
 def flip(path: Path, offset: int) -> None:
     """Change one bit of a file."""
     with path.open("r+b") as file:
