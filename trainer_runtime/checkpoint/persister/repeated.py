@@ -1,6 +1,6 @@
 """What a rank says in every save and seldom changes, as which slots its optimizers have: said once to each persister, then only named.
 
-To write such a value as JSON takes 1 µs for every tensor that it names, while training stands still. That it did not change is known by its
+To write such a value as JSON takes time for every tensor that it names, while training stands still. That it did not change is known by its
 being the very same object: whoever encodes a value that may change makes a new one each time (`state.tree`). To compare two of them would
 cost as much as to say them.
 """
