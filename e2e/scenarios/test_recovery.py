@@ -57,10 +57,11 @@ def test_a_killed_pod_costs_steps_and_changes_nothing(stage: Stage) -> None:
     assert leaves(plan) == uninterrupted(TINY, 3)
 
 
-def test_a_rank_killed_by_a_signal_restarts_the_gang_and_blames_no_node(stage: Stage) -> None:
-    job = stage.start(stage.plan("signal"))
+@pytest.mark.parametrize("signal", ["SEGV", "KILL"])
+def test_a_rank_killed_by_a_signal_restarts_the_gang_and_blames_no_node(stage: Stage, signal: str) -> None:
+    job = stage.start(stage.plan(f"signal-{signal.lower()}"))
     job.wait("a checkpoint", has_checkpoint, START_SECONDS)
-    stage.kill_rank(job, rank=1, signal="SEGV")
+    stage.kill_rank(job, rank=1, signal=signal)
     status = job.wait("the second attempt", running_in_attempt(2), RECOVERY_SECONDS)
     assert status["lastFailure"]["worker"] == 1
     assert status["lastFailure"]["rank"] == 1

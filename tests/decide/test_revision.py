@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from rtj_operator.decide.observation import PodCondition
 from tests.decide.test_recovery import last, relaunch, report
 from tests.decide.world import World, evidence, spec_of
 from trainer_runtime.contract.evidence import Strength
@@ -105,3 +109,96 @@ def test_an_ending_may_be_revised_to_another_one() -> None:
     report(world, 1, Outcome.REFUSED, 77, message="lr differs")
     relaunch(world)
     assert (world.phase, world.condition("Failed")[1], world.status.restarts.total) == ("Failed", "ResumeRefused", 0)
+
+
+@contextmanager
+def at_another_time(world: World, seconds: float) -> Iterator[None]:
+    """Let what happens be stamped with another time."""
+    now = world.now
+    world.now += timedelta(seconds=seconds)
+    yield
+    world.now = now
+
+
+GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:545] Read error [10.0.0.1]:28048: Connection reset by peer"
+
+
+def killed(world: World) -> None:
+    """A rank is killed, and nobody has noticed yet."""
+    world.tell_failure(1, "SIGKILL")
+
+
+def killed_by_a_clock_ahead(world: World) -> None:
+    """The same on a node whose clock is three seconds ahead."""
+    with at_another_time(world, +3):
+        world.tell_failure(1, "SIGKILL")
+
+
+def program_error(world: World) -> None:
+    """A rank raises."""
+    world.tell_failure(1)
+
+
+def stuck_pod(world: World) -> None:
+    """A pod that somebody deleted does not end, and is forced."""
+    world.change_pod(1, deleting_since=world.now)
+    world.after(60).train(9, workers=[0, 2])
+
+
+def nothing(_world: World) -> None:
+    """No more is heard."""
+
+
+def survivors_complain(world: World) -> None:
+    """The survivors report that their peer is gone, which they saw before they were stopped."""
+    with at_another_time(world, -1):
+        for worker in (0, 2):
+            world.fail(worker, GLOO)
+
+
+def survivor_is_drained(world: World) -> None:
+    """The cluster took a survivor away a moment after the failure."""
+    target = PodCondition("DisruptionTarget", "True", "EvictionByEvictionAPI", "drained", at=world.now - timedelta(seconds=1))
+    pod = world.pod(0)
+    world.change_pod(0, conditions=(*pod.conditions, target))
+
+
+RESTS: list[Any] = [
+    pytest.param(killed, survivors_complain, ("20", "sigkill", "unknown"), id="a killed rank, then its victims"),
+    pytest.param(killed_by_a_clock_ahead, survivors_complain, ("20", "sigkill", "unknown"), id="the same under a clock that is ahead"),
+    pytest.param(killed_by_a_clock_ahead, nothing, ("20", "sigkill", "unknown"), id="a clock that is ahead, then nothing"),
+    pytest.param(program_error, survivors_complain, ("13b", "user_error", "application"), id="an error, then its victims"),
+    pytest.param(program_error, survivor_is_drained, ("13b", "user_error", "application"), id="an error, then a drain"),
+    pytest.param(stuck_pod, nothing, ("19", "stuck_pod", "infrastructure"), id="a stuck pod, then nothing"),
+    pytest.param(stuck_pod, survivors_complain, ("19", "stuck_pod", "infrastructure"), id="a stuck pod, then its victims"),
+]
+
+
+@pytest.mark.parametrize(("first", "then", "expected"), RESTS)
+def test_what_an_incident_rests_on_still_counts_when_its_pod_is_gone(first: Fault, then: Fault, expected: tuple[str, str, str]) -> None:
+    world = World().launch()
+    first(world)
+    world.after(1).run_pass()
+    assert last(world) == expected
+    before = world.status.last_failure
+    world.after(0.5)
+    if "gpt-1-1" in world.pods:
+        world.lose_pod(1)
+    then(world)
+    world.run_pass()
+    assert (last(world), world.status.last_failure) == (expected, before)
+
+
+def test_better_evidence_joins_what_the_incident_rests_on() -> None:
+    world = World().launch()
+    killed(world)
+    world.run_pass()
+    world.lose_pod(1)
+    world.after(0.5)
+    fact = evidence("gpu_ecc_uncorrectable", Strength.NODE, world.now, world.status.attempt, "Xid 48")
+    report(world, 2, Outcome.FAILED, 1, evidence=(replace(fact, rank=2),))
+    world.run_pass()
+    failure = world.status.last_failure
+    assert last(world) == ("3", "gpu_ecc_uncorrectable", "infrastructure")
+    assert failure is not None
+    assert [(item.fault_class, item.worker, item.step) for item in failure.evidence] == [("gpu_ecc_uncorrectable", 2, 1), ("sigkill", 1, 7)]

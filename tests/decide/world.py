@@ -287,12 +287,22 @@ class World:
         container = ContainerView("terminated", reason, message, code, self.now, self.now, report)
         self.change_pod(worker, phase=phase, container=container)
 
-    def fail(
-        self, worker: int, exception: str = "ValueError: bad batch", step: int | None = 7, rank: int | None = None, **fields: Any
-    ) -> None:
+    def fail(self, worker: int, exception: str = "ValueError: bad batch", step: int | None = 7, **fields: Any) -> None:
         """Let a worker end with a report of a rank's exception."""
+        self.exit(worker, 1, self.report_of(worker, exception, step, **fields))
+
+    def tell_failure(self, worker: int, exception: str = "ValueError: bad batch", step: int | None = 7, **fields: Any) -> None:
+        """Let a worker beat that its ranks ended, while its container still runs."""
+        self.beat(worker, Phase.STOPPED, step, failure=self.report_of(worker, exception, step, **fields))
+
+    def report_of(self, worker: int, exception: str, step: int | None, rank: int | None = None, **fields: Any) -> ExitReport:
+        """A worker's report of a rank's exception now."""
         first = FirstFailure(worker if rank is None else rank, int(self.now.timestamp() * 1e9), exception, step)
-        self.exit(worker, 1, ExitReport(self.status.attempt, worker, Outcome.FAILED, 1, first_failure=first, **fields))
+        return ExitReport(self.status.attempt, worker, Outcome.FAILED, 1, first_failure=first, **fields)
+
+    def lose_pod(self, worker: int) -> None:
+        """Let a pod be gone, and with it what its worker said."""
+        self._forget(self.pod(worker))
 
     def end_deleted(self) -> None:
         """Let the kubelet finish what is being deleted on Ready nodes."""

@@ -65,6 +65,8 @@ class EvidenceStatus(ApiModel):
     """Global rank."""
     gpu: Word | None = None
     """GPU, as the evidence names it."""
+    step: Count | None = None
+    """Step the rank was in, when whoever saw it knew."""
 
 
 class Failure(ApiModel):

@@ -88,9 +88,13 @@ class Verdict:
         return self.evidence[0].text if self.evidence else ""
 
 
-def attribute(evidence: Iterable[Evidence], topology: Topology, now: datetime) -> Verdict:
-    """Weigh all evidence of one attempt. Pure; the order of the evidence does not matter."""
-    relevant = _coalesced(_without_collateral(_joined(evidence, topology, now), topology))
+def attribute(evidence: Iterable[Evidence], topology: Topology, now: datetime, known: Iterable[Evidence] = ()) -> Verdict:
+    """Weigh all evidence of one attempt. Pure; the order of the evidence does not matter.
+
+    ``known``: facts that were weighed before the operator began to stop the attempt, so that no stop can have caused them.
+    """
+    news = [item for item in _joined(evidence, topology, now) if not _is_ours(item, topology)]
+    relevant = _coalesced(_without_followers([*known, *news], topology))
     if not relevant:
         return Verdict(classes.UNKNOWN, Confidence.LOW, Tier.UNKNOWN)
     tiers: dict[Tier, list[Evidence]] = defaultdict(list)
@@ -147,17 +151,18 @@ def _joined(evidence: Iterable[Evidence], topology: Topology, now: datetime) -> 
     ]
 
 
-def _without_collateral(evidence: Sequence[Evidence], topology: Topology) -> list[Evidence]:
-    """Drop what our own stop caused, and the kills that follow the first failure within the grace.
+def _without_followers(evidence: Sequence[Evidence], topology: Topology) -> list[Evidence]:
+    """Drop the kills that follow the first failure within the grace.
 
     A victim is no first failure: a rank that was killed is noticed later than the exceptions of those who waited for it.
     """
     weak = (Strength.SUSPECT, Strength.VICTIM, Strength.UNKNOWN)
     first = min((item.at for item in evidence if not _is_kill(item) and item.strength not in weak), default=None)
-    return [item for item in evidence if not _is_ours(item, topology) and not _follows(item, first, topology.grace_seconds)]
+    return [item for item in evidence if not _follows(item, first, topology.grace_seconds)]
 
 
 def _is_ours(item: Evidence, topology: Topology) -> bool:
+    """Say whether our own stop of the attempt may have caused this."""
     # The kubelet tells whole seconds: the end of a worker that was asked to stop may seem to lie before the stop.
     resolution = KUBELET_SECONDS if _is_asked_to_end(item) else 0.0
     if topology.stopping_since is None or item.at + resolution <= topology.stopping_since:

@@ -57,6 +57,29 @@ def present_incident(status: JobStatus) -> Failure | None:
     return failure if failure is not None and failure.attempt == status.attempt else None
 
 
+def known_evidence(status: JobStatus) -> tuple[Evidence, ...]:
+    """Return what the present incident rests on, strongest first. Nobody else keeps it: a worker's words are gone with its pod."""
+    incident = present_incident(status)
+    if incident is None:
+        return ()
+    return tuple(
+        Evidence(
+            at=item.at.timestamp(),
+            source=item.source,
+            fault_class=item.fault_class,
+            strength=item.strength,
+            text=item.text,
+            attempt=incident.attempt,
+            worker=item.worker,
+            node=item.node,
+            rank=item.rank,
+            gpu=item.gpu,
+            step=item.step,
+        )
+        for item in incident.evidence
+    )
+
+
 def wish_of(failure: Failure) -> NodeWish:
     """Return what the incident's row wants done about the node, from the status alone."""
     row = next((row for row in TABLE if row.number == failure.row), None)
@@ -214,4 +237,5 @@ def _evidence(item: Evidence) -> EvidenceStatus:
         node=item.node,
         rank=item.rank,
         gpu=item.gpu,
+        step=item.step,
     )

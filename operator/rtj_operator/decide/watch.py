@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from rtj_operator.api.v1alpha1 import Job, JobStatus
-from rtj_operator.decide import causes, ledger, node_policy, run_claim
+from rtj_operator.decide import causes, incident, ledger, node_policy, run_claim
 from rtj_operator.decide.attribution import Topology, Verdict, attribute
 from rtj_operator.decide.case import Case
 from rtj_operator.decide.evidence import collect, told_by
@@ -100,8 +100,9 @@ def case_of(observation: Observation, status: JobStatus, workers: tuple[Worker, 
     """Return what the decision table judges: all evidence of the attempt, attributed."""
     spec = observation.job.spec
     assert spec is not None
+    known = incident.known_evidence(status)
     own = _own_findings(observation, status, workers, now, policy)
-    stuck = {item.worker for item in own if item.fault_class == causes.STUCK_POD}
+    stuck = {item.worker for item in (*known, *own) if item.fault_class == causes.STUCK_POD}
     seen = collect(observation, workers, now, policy)
     # a pod that does not end is no longer just one that was taken away
     evidence = [*own, *(item for item in seen if item.worker not in stuck or item.fault_class != classes.PREEMPTED)]
@@ -117,7 +118,7 @@ def case_of(observation: Observation, status: JobStatus, workers: tuple[Worker, 
         grace_seconds=float(spec.recovery.termination_seconds),
         nodes={worker.index: worker.node_name for worker in workers if worker.node_name is not None},
     )
-    verdict: Verdict = attribute(evidence, topology, now)
+    verdict: Verdict = attribute(evidence, topology, now, known)
     return Case(observation.job, spec, verdict, workers, Jobs.of(observation), policy)
 
 
