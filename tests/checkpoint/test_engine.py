@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from dataclasses import dataclass
@@ -122,6 +123,20 @@ def test_preparing_takes_the_memory_of_both_generations_before_the_first_save_an
         for step in range(1, 4):
             attempt.saved(step, [snapshot])
         assert before.begin in {arena.begin for arena in arenas()}
+
+
+def test_close_gives_the_stages_memory_back_at_once(store: PosixStore) -> None:
+    with attempt_on(store) as attempt:
+        (engine,) = attempt.engines
+        gc.disable()  # whatever refers to itself would be kept until it runs
+        try:
+            gc.collect()
+            attempt.saved(1, [only(shared("model/w", torch.ones(1024, 1024)))])
+            assert len(arenas()) == 2, "the rank's, and that of its persister, which is a thread here"
+            engine.close(60)
+            assert len(arenas()) < 2
+        finally:
+            gc.enable()
 
 
 @dataclass(frozen=True)

@@ -238,13 +238,14 @@ class Engine:
             return results
 
     def close(self, deadline_seconds: float) -> None:
-        """Wait for the save in flight and leave the persister. Raises SaveFailed when it is still in flight after the deadline; what every
-        rank had sealed may yet be committed and verified by the persisters."""
+        """Wait for the save in flight, leave the persister and give the stage's memory back. Raises SaveFailed when it is still in flight
+        after the deadline; what every rank had sealed may yet be committed and verified by the persisters."""
         with self._changed:
             self._closed = True
             if not self._changed.wait_for(lambda: self._in_flight is None, timeout=deadline_seconds):
                 raise SaveFailed(f"a save was still in flight {deadline_seconds:.0f} s after it was asked to finish")
         self._persisting.close()
+        self._stage.release()
 
     def _require_idle(self, what: str) -> None:
         with self._changed:

@@ -186,6 +186,11 @@ class Stage:
             self._next = (number + 1) % self._arena.generations
         return Filled(number, self._device.copy(transfers) if self._device is not None else None)
 
+    def release(self) -> None:
+        """Give the arena back, now and not when the garbage collector comes by; nothing may still be copying into it."""
+        self._arena = self._plan = self._device = None
+        self._windows, self._scattered, self._addresses = (), [], None
+
     @property
     def windows(self) -> int:
         """In how many windows the plan that was prepared last is staged."""
