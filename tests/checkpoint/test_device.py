@@ -84,6 +84,15 @@ def test_the_stage_is_pinned() -> None:
     assert torch.frombuffer(stage.arena.memory, dtype=torch.uint8).is_pinned()
 
 
+@needs_gpu
+def test_the_memory_of_a_stage_is_given_back_when_nothing_is_copied_into_it_any_more() -> None:
+    stage = Stage()
+    done, _image = filled(stage, parameter())
+    assert done.pending is not None
+    stage.release()
+    assert all(event.query() for event in done.pending._events)
+
+
 class Copying:
     """The end of a copy that a GPU makes beside training, as the driver's events tell it."""
 
@@ -190,3 +199,16 @@ def test_what_changes_after_the_copy_was_waited_for_refuses_nothing() -> None:
     change(weight)
     pending.fence()
     pending.wait()
+
+
+def test_settling_waits_for_the_copy_and_leaves_the_judgement_to_others() -> None:
+    weight = torch.ones(4)
+    pending, copying = pending_copy(weight)
+    settling = threading.Thread(target=pending.settle)
+    settling.start()
+    assert copying.is_awaited.wait(WAIT_SECONDS)
+    change(weight)
+    copying.ended.set()
+    settling.join(WAIT_SECONDS)
+    assert not settling.is_alive()
+    assert is_refused(pending)

@@ -53,13 +53,17 @@ class Pending:
 
     def wait(self) -> None:
         """Wait until everything is copied. Raises SaveFailed when a tensor was changed meanwhile and no fence stood before it."""
-        for event in self._events:
-            event.synchronize()
+        self.settle()
         with self._lock:
             if not self._is_decided:
                 self._decide()
         if self._changed is not None:
             raise SaveFailed(f"{self._changed}: was changed while it was staged, and not by an optimizer of torch")
+
+    def settle(self) -> None:
+        """Wait until everything is copied, whatever became of it."""
+        for event in self._events:
+            event.synchronize()
 
     def _decide(self) -> None:
         self._changed = next((name for name, tensor, version in self._versions if tensor._version != version), None)
@@ -107,6 +111,11 @@ class DeviceCopier:
         """Have an optimizer's step wait for the copies under way."""
         if self._pending is not None:
             self._pending.fence()
+
+    def settle(self) -> None:
+        """Wait until nothing is copied into the arena any more."""
+        if self._pending is not None:
+            self._pending.settle()
 
 
 def _is_changed_by_optimizers_only(leaf: Leaf) -> bool:

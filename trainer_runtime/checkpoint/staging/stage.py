@@ -187,7 +187,9 @@ class Stage:
         return Filled(number, self._device.copy(transfers) if self._device is not None else None)
 
     def release(self) -> None:
-        """Give the arena back, now and not when the garbage collector comes by; nothing may still be copying into it."""
+        """Give the arena back, now and not when the garbage collector comes by. A GPU that still copies into it is waited for."""
+        if self._device is not None:
+            self._device.settle()
         self._arena = self._plan = self._device = None
         self._windows, self._scattered, self._addresses = (), [], None
 
