@@ -3,7 +3,8 @@
 The arena is pinned once, so a copy needs no second buffer. What only an optimizer step changes (trained parameters, optimizer slots) is
 copied on a stream of its own, and every optimizer's step waits for it through a hook that torch calls for all optimizers alike. Whatever
 may change earlier (buffers, values of the training loop) is copied in the order of the training's own stream. Should anything change a
-parameter without an optimizer of torch, its version counter tells, and the save is refused: never torn.
+parameter without an optimizer of torch, its version counter tells, and the save is refused. A write through ``.data`` moves no counter: one
+between a save and the next step is not seen. Host memory has no such gap, for it is copied before training goes on.
 """
 
 from __future__ import annotations
