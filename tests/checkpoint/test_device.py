@@ -85,12 +85,13 @@ def test_the_stage_is_pinned() -> None:
 
 
 @needs_gpu
-def test_the_memory_of_a_stage_is_given_back_when_nothing_is_copied_into_it_any_more() -> None:
+def test_the_memory_of_a_stage_is_given_back_when_its_copies_have_ended() -> None:
     stage = Stage()
     done, _image = filled(stage, parameter())
     assert done.pending is not None
+    done.pending.wait()
     stage.release()
-    assert all(event.query() for event in done.pending._events)
+    assert stage._arena is None
 
 
 class Copying:
@@ -103,6 +104,9 @@ class Copying:
 
     def wait(self) -> None:
         self.is_fenced = True
+
+    def query(self) -> bool:
+        return self.ended.is_set()
 
     def synchronize(self) -> None:
         self.is_awaited.set()
@@ -201,14 +205,32 @@ def test_what_changes_after_the_copy_was_waited_for_refuses_nothing() -> None:
     pending.wait()
 
 
-def test_settling_waits_for_the_copy_and_leaves_the_judgement_to_others() -> None:
-    weight = torch.ones(4)
-    pending, copying = pending_copy(weight)
-    settling = threading.Thread(target=pending.settle)
-    settling.start()
-    assert copying.is_awaited.wait(WAIT_SECONDS)
-    change(weight)
+class Device:
+    """A GPU that copies into a stage, as the stage asks it."""
+
+    def __init__(self, is_idle: bool) -> None:
+        self._is_idle = is_idle
+
+    def copy(self, _transfers: Any) -> None:
+        """Take the copies."""
+
+    def is_idle(self) -> bool:
+        return self._is_idle
+
+
+@pytest.mark.parametrize("is_idle", [False, True], ids=["a GPU that still copies", "one that has ended"])
+def test_a_stage_keeps_its_memory_while_a_gpu_copies_into_it(is_idle: bool) -> None:
+    stage = Stage()
+    leaf = Leaf("model/w", torch.ones(4), Kind.MODEL, True)
+    stage.fill(Planner(0, 1).plan([leaf]), [leaf])
+    device: Any = Device(is_idle)
+    stage._device = device
+    stage.release()
+    assert (stage._arena is None) is is_idle
+
+
+def test_a_copy_has_ended_when_the_driver_says_so() -> None:
+    pending, copying = pending_copy(torch.ones(4))
+    assert not pending.has_ended()
     copying.ended.set()
-    settling.join(WAIT_SECONDS)
-    assert not settling.is_alive()
-    assert is_refused(pending)
+    assert pending.has_ended()

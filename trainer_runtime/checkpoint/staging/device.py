@@ -9,6 +9,7 @@ between a save and the next step is not seen. Host memory has no such gap, for i
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trainer_runtime.checkpoint.staging.arena import Arena
 from trainer_runtime.errors import SaveFailed
 from trainer_runtime.state.leaves import Kind, Leaf
+
+log = logging.getLogger("trainer_runtime")
 
 
 class Transfer(NamedTuple):
@@ -54,17 +57,17 @@ class Pending:
 
     def wait(self) -> None:
         """Wait until everything is copied. Raises SaveFailed when a tensor was changed meanwhile and no fence stood before it."""
-        self.settle()
+        for event in self._events:
+            event.synchronize()
         with self._lock:
             if not self._is_decided:
                 self._decide()
         if self._changed is not None:
             raise SaveFailed(f"{self._changed}: was changed while it was staged, and not by an optimizer of torch")
 
-    def settle(self) -> None:
-        """Wait until everything is copied, whatever became of it."""
-        for event in self._events:
-            event.synchronize()
+    def has_ended(self) -> bool:
+        """Whether everything is copied. Raises RuntimeError when the driver does not say."""
+        return all(event.query() for event in self._events)
 
     def _decide(self) -> None:
         self._changed = next((name for name, tensor, version in self._versions if tensor._version != version), None)
@@ -113,10 +116,13 @@ class DeviceCopier:
         if self._pending is not None:
             self._pending.fence()
 
-    def settle(self) -> None:
-        """Wait until nothing is copied into the arena any more."""
-        if self._pending is not None:
-            self._pending.settle()
+    def is_idle(self) -> bool:
+        """Whether nothing is copied into the arena any more. A driver that cannot say, after an error of its own, counts as copying."""
+        try:
+            return self._pending is None or self._pending.has_ended()
+        except RuntimeError as error:
+            log.debug("the driver does not say whether it still copies: %s", error)
+            return False
 
 
 def _is_changed_by_optimizers_only(leaf: Leaf) -> bool:

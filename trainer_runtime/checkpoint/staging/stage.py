@@ -187,9 +187,10 @@ class Stage:
         return Filled(number, self._device.copy(transfers) if self._device is not None else None)
 
     def release(self) -> None:
-        """Give the arena back, now and not when the garbage collector comes by. A GPU that still copies into it is waited for."""
-        if self._device is not None:
-            self._device.settle()
+        """Give the arena back, now and not when the garbage collector comes by. It stays while a GPU still copies into it: a copy that
+        hangs must not hold up the end of a run."""
+        if self._device is not None and not self._device.is_idle():
+            return
         self._arena = self._plan = self._device = None
         self._windows, self._scattered, self._addresses = (), [], None
 
