@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from rtj_operator.decide.observation import PodCondition
+from rtj_operator.decide.observation import ContainerView, PodCondition
 from tests.decide.test_recovery import last, relaunch, report
-from tests.decide.world import World, evidence, spec_of
+from tests.decide.world import UID, World, evidence, spec_of
+from trainer_runtime.contract.beat import Phase
 from trainer_runtime.contract.evidence import Strength
 from trainer_runtime.contract.exit_report import ExitReport, Outcome
 
@@ -202,3 +203,61 @@ def test_better_evidence_joins_what_the_incident_rests_on() -> None:
     assert last(world) == ("3", "gpu_ecc_uncorrectable", "infrastructure")
     assert failure is not None
     assert [(item.fault_class, item.worker, item.step) for item in failure.evidence] == [("gpu_ecc_uncorrectable", 2, 1), ("sigkill", 1, 7)]
+
+
+def wait_in(world: World, reason: str) -> None:
+    """Every worker has a node, and its container waits."""
+    world.schedule()
+    for pod in world.gang:
+        world.change_pod(pod.worker, container=ContainerView("waiting", reason, 'Back-off pulling image "gpt:1"'))
+
+
+def test_a_fact_that_is_only_remembered_is_not_judged_again() -> None:
+    world = World().launch()
+    world.exit(1, 1)
+    relaunch(world).after(600).settle()
+    for attempt in (2, 3):
+        wait_in(world, "ImagePullBackOff")
+        world.after(1).settle()
+        world.after(1300).run_pass()
+        assert (world.status.attempt, last(world)) == (attempt, ("14b", "image_pull", None))
+        relaunch(world)
+        assert (world.phase, last(world)) == ("Recovering", ("14b", "image_pull", None)), (
+            "a registry that is away is no error of the program"
+        )
+        world.after(600).settle()
+
+
+def test_a_run_of_another_job_stays_one_when_the_pod_that_saw_its_fence_is_gone() -> None:
+    world = World(live_job_uids=frozenset({UID, "uid-2"})).launch()
+    fenced = ExitReport(1, 0, Outcome.FENCED, 79, message="fence 7 stands", highest_fence=7, fence_job_uid="uid-2")
+    world.beat(0, Phase.STOPPED, 1, failure=fenced)
+    world.run_pass()
+    assert last(world)[0] == "18b"
+    relaunch(world.after(1))
+    assert (last(world)[0], world.phase, world.condition("Failed")[1]) == ("18b", "Failed", "RunOwnedByAnotherJob")
+
+
+def test_containers_that_start_while_the_gang_is_stopped_make_no_node_of_the_others_guilty() -> None:
+    world = World()
+    world.settle()
+    wait_in(world, "ContainerCreating")
+    for _minute in range(60):
+        if world.status.last_failure is None:
+            world.after(60).run_pass()
+    assert last(world)[0] == "14b"
+    world.change_pod(0, container=ContainerView("running", started_at=world.now), phase="Running")
+    world.after(1).run_pass()
+    assert (last(world)[0], world.status.excluded_nodes) == ("14b", ())
+
+
+@pytest.mark.parametrize("number", [-5, 2**63])
+def test_a_step_or_rank_that_cannot_be_is_left_out(number: int) -> None:
+    world = World().launch()
+    fact = evidence("nccl_timeout", Strength.VICTIM, world.now, 1, rank=number)
+    world.fail(1, step=number, rank=number, evidence=(replace(fact, step=number),))
+    world.run_pass()
+    failure = world.status.last_failure
+    assert failure is not None
+    assert (last(world)[0], failure.rank) == ("13b", None)
+    assert {(item.rank, item.step) for item in failure.evidence} <= {(None, 1), (None, None)}

@@ -108,6 +108,11 @@ def attribute(evidence: Iterable[Evidence], topology: Topology, now: datetime, k
     return _named(tier, sorted(tiers[tier], key=_order), ranked, topology)
 
 
+def teller_of(item: Evidence) -> tuple[object, ...]:
+    """Return what two tellings of one fact share: who tells what, and where it was seen."""
+    return (item.worker, item.rank, item.fault_class, item.source)
+
+
 def fingerprint_of(item: Evidence) -> str:
     """Return a digest of the error's class and words. Numbers go: ranks, addresses, byte counts differ between two runs of one error."""
     words = re.sub(r"0x[0-9a-f]+|\d+", "#", item.text[:200].lower())
@@ -189,9 +194,7 @@ def _coalesced(evidence: Sequence[Evidence]) -> list[Evidence]:
     newest: dict[tuple[object, ...], Evidence] = {}
     for item in sorted(evidence, key=_order):
         is_machine = item.strength is Strength.NODE
-        key = (
-            (item.node, item.gpu, item.fault_class, item.source) if is_machine else (item.worker, item.rank, item.fault_class, item.source)
-        )
+        key = (item.node, item.gpu, item.fault_class, item.source) if is_machine else teller_of(item)
         before = newest.get(key)
         if before is None or (is_machine and item.at - before.at > NODE_BURST_SECONDS):
             kept.append(item)

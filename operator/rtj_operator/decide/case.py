@@ -24,6 +24,8 @@ class Case:
     workers: tuple[Worker, ...]
     jobs: Jobs
     policy: Policy
+    is_remembered: bool = False
+    """Whether only the status still holds the deciding fact: what it means was judged while the worker that told it was there."""
 
     @property
     def status(self) -> JobStatus:

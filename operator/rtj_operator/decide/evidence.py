@@ -29,6 +29,8 @@ NODE_WENT_DOWN: Final = frozenset({"NodeShutdown", "Terminated", "Shutdown", "Pr
 """status.reason of a pod that its node's shutdown or a more important pod took away."""
 END_OF_TIME: Final = 253_402_300_800.0
 """Unix time of the year 10000: a clock beyond it, or one that reads NaN, tells no time."""
+MAX_COUNT: Final = 2**63 - 1
+"""An API server stores no greater integer (format int64)."""
 NOT_ADMITTED: Final = frozenset({"UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory", "OutOfpods", "NodeAffinity"})
 
 _OUTCOME_CAUSES: Final = {
@@ -46,7 +48,7 @@ def collect(observation: Observation, workers: Iterable[Worker], now: datetime, 
     """Return every fact of the present attempt, in the order of workers; the same fact twice is there once."""
     found: list[Evidence] = []
     for worker in workers:
-        found += [dataclasses.replace(item, step=worker.step if item.step is None else item.step) for item in _of_reports(worker)]
+        found += [dataclasses.replace(item, step=_count(worker.step if item.step is None else item.step)) for item in _of_reports(worker)]
         found += _of_pod(worker, observation, now)
         found += _of_node(worker, observation, now, policy)
     attempt = observation.job.status.attempt
@@ -67,9 +69,16 @@ def _as_own_word(facts: Iterable[Evidence], worker: Worker) -> list[Evidence]:
             at=item.at if 0.0 <= item.at < END_OF_TIME else heard.timestamp() if heard is not None else 0.0,
             worker=worker.index,
             node=worker.node_name,
+            rank=_count(item.rank),
+            step=_count(item.step),
         )
         for item in facts
     ]
+
+
+def _count(value: int | None) -> int | None:
+    """Return a number that the status can hold; None for what no rank and no step can be."""
+    return value if value is not None and 0 <= value <= MAX_COUNT else None
 
 
 def _of_reports(worker: Worker) -> list[Evidence]:
@@ -107,7 +116,7 @@ def _first_failure(worker: Worker, report: ExitReport) -> Evidence:
         (name, _colon, words) = failure.exception.partition(": ")
         found = classify_body(failure.exception) or classify_exception(name, words)
         item = _fact(worker, report.attempt, at, Source.EXIT, found.fault_class, found.strength, failure.exception)
-    return dataclasses.replace(item, rank=failure.rank, step=failure.step)
+    return dataclasses.replace(item, rank=_count(failure.rank), step=_count(failure.step))
 
 
 def _of_exit(worker: Worker, attempt: int, at: float, code: int | None, number: int | None, message: str) -> Evidence:

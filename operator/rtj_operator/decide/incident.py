@@ -40,13 +40,15 @@ def record(status: JobStatus, case: Case, observation: Observation, now: datetim
 def revised(status: JobStatus, case: Case, observation: Observation, now: datetime, policy: Policy) -> JobStatus:
     """Return the status with the present incident judged anew if what is known now stands higher in the table; else unchanged.
 
+    A fact that is only remembered holds others back and is not judged again: a row may ask the worker it came from, which is gone.
+
     Only while an incident is what stops the attempt, so that an ending that stands is the incident's own.
     """
     incident = present_incident(status)
     if incident is None:
         return status
     row = find_row(case)
-    if not is_stronger(row, incident.row):
+    if case.is_remembered or not is_stronger(row, incident.row):
         return status
     return record(_taken_back(status, incident, case.spec), case, observation, now, policy)
 

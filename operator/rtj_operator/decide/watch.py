@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from rtj_operator.api.v1alpha1 import Job, JobStatus
 from rtj_operator.decide import causes, incident, ledger, node_policy, run_claim
-from rtj_operator.decide.attribution import Topology, Verdict, attribute
+from rtj_operator.decide.attribution import Topology, Verdict, attribute, teller_of
 from rtj_operator.decide.case import Case
 from rtj_operator.decide.evidence import collect, told_by
 from rtj_operator.decide.learn import hold_beat
@@ -119,7 +119,9 @@ def case_of(observation: Observation, status: JobStatus, workers: tuple[Worker, 
         nodes={worker.index: worker.node_name for worker in workers if worker.node_name is not None},
     )
     verdict: Verdict = attribute(evidence, topology, now, known)
-    return Case(observation.job, spec, verdict, workers, Jobs.of(observation), policy)
+    root = verdict.evidence[0] if verdict.evidence else None
+    is_remembered = root is not None and root in known and teller_of(root) not in {teller_of(item) for item in evidence}
+    return Case(observation.job, spec, verdict, workers, Jobs.of(observation), policy, is_remembered)
 
 
 def find_superseding(
