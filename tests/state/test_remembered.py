@@ -294,11 +294,12 @@ def train_newcomer_of_same_id(script: Script) -> None:
     del script.adam.state[bias]
     script.adam.param_groups[0]["params"] = [script.net.trained[0].weight]
     script.net.trained[0].bias = None
+    values, others = torch.ones(3), []
     del bias
-    newcomer, others = nn.Parameter(torch.ones(3)), []
+    newcomer = nn.Parameter(values)  # of nothing new but itself: a tensor made here would take the place that has come free
     while id(newcomer) != identity:
         others.append(newcomer)
-        newcomer = nn.Parameter(torch.ones(3))
+        newcomer = nn.Parameter(values)
         assert len(others) < 100_000, "no newcomer has the id"
     script.net.newcomer = newcomer
     script.adam.add_param_group({"params": [newcomer]})
