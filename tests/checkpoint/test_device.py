@@ -234,3 +234,16 @@ def test_a_copy_has_ended_when_the_driver_says_so() -> None:
     assert not pending.has_ended()
     copying.ended.set()
     assert pending.has_ended()
+
+
+def test_a_driver_that_has_failed_counts_as_one_that_still_copies() -> None:
+    class Failed(Copying):
+        def query(self) -> bool:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    copier = DeviceCopier.__new__(DeviceCopier)  # one of its own would pin memory, which takes a GPU
+    event: Any = Failed()
+    copier._pending = Pending([event], [])
+    assert not copier.is_idle()
+    copier._pending = None
+    assert copier.is_idle()

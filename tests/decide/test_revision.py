@@ -261,3 +261,14 @@ def test_a_step_or_rank_that_cannot_be_is_left_out(number: int) -> None:
     assert failure is not None
     assert (last(world)[0], failure.rank) == ("13b", None)
     assert {(item.rank, item.step) for item in failure.evidence} <= {(None, 1), (None, None)}
+
+
+def test_a_stuck_pod_that_is_still_there_does_not_become_one_that_was_taken_away() -> None:
+    world = World().launch()
+    stuck_pod(world)
+    pod = world.pod(1)
+    world.run_pass()
+    assert last(world)[0] == "19"
+    world.pods[pod.name] = pod
+    world.after(1).run_pass()
+    assert last(world)[0] == "19"
